@@ -1,0 +1,1 @@
+"""What runs a model: one module or folder a framework. The words they share are in `backends.api`."""

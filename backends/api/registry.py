@@ -1,0 +1,53 @@
+"""Backend name -> factory. A backend's library is imported when a model first needs it, so an absent
+library fails that model alone, by name."""
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from backends.api.base import BackendFactory, TensorBackend
+from backends.api.errors import Code, ServingError
+from backends.api.model_config import ModelConfig
+
+_MODULES = {
+    "identity": "backends.identity",
+    "onnxruntime": "backends.onnxruntime",
+    "pytorch": "backends.pytorch",
+}
+_FACTORIES: dict[str, BackendFactory] = {}
+
+
+def register(name: str) -> Callable[[BackendFactory], BackendFactory]:
+    def add(factory: BackendFactory) -> BackendFactory:
+        _FACTORIES[name] = factory
+        return factory
+
+    return add
+
+
+def known_backends() -> list[str]:
+    return sorted(_MODULES.keys() | _FACTORIES.keys())
+
+
+def open_backend(config: ModelConfig, folder: Path) -> TensorBackend:
+    """The backend of `config.backend` over a version folder.
+
+    Raises ServingError: INVALID for a name nobody registered, UNAVAILABLE for a library that is not installed.
+    """
+    name = config.backend
+    if name not in _FACTORIES:
+        module = _MODULES.get(name)
+        if module is None:
+            known = ", ".join(known_backends())
+            raise ServingError(
+                Code.INVALID,
+                f"model '{config.name}': unable to find backend library for backend '{name}', this server has: {known}",
+            )
+        try:
+            import_module(module)
+        except ImportError as error:
+            raise ServingError(
+                Code.UNAVAILABLE,
+                f"model '{config.name}': backend '{name}' needs a package that is not installed: {error}",
+            ) from error
+    return _FACTORIES[name](config, folder)

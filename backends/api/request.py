@@ -1,0 +1,158 @@
+"""What is asked of a model, and what it answers: tensors in `InferenceRequest`, tokens in `GenerateRequest`.
+
+All times are seconds of `time.monotonic()`, which on one machine is the same clock in every process.
+"""
+
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+
+import msgspec
+
+from backends.api.stream import ResponseStream
+from backends.api.tensor import Tensor
+
+Parameter = bool | int | float | str
+
+
+@dataclass(slots=True)
+class RequestedOutput:
+    """An output asked for by name. With `classification` > 0, its top classes as text instead of its values."""
+
+    name: str
+    classification: int = 0
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Times:
+    """When a request passed each station, 0.0 where it has not (yet): what statistics and metrics are made of."""
+
+    received: float = 0.0
+    queued: float = 0.0
+    compute_start: float = 0.0
+    compute_input_end: float = 0.0
+    compute_output_start: float = 0.0
+    compute_end: float = 0.0
+
+
+@dataclass(slots=True)
+class InferenceResponse:
+    """One answer. `final` marks an answer known to be the last when it is sent.
+
+    A decoupled model may also end its stream without a final answer: the stream's end says so.
+    """
+
+    model: str
+    version: str
+    outputs: list[Tensor]
+    id: str = ""
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    final: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class InferenceRequest:
+    """A checked-at-the-edge request for one model; its answers come on `stream`.
+
+    `version` is "" where the version policy chooses. `outputs` empty means all. `timeout_us` and
+    `priority` are the protocol's queue settings (priority 0: the model's default, 1 the highest).
+    `deadline` is when the caller stops waiting, if it said so. `sequence_id` is 0 or "" outside sequences.
+    """
+
+    model: str
+    version: str
+    inputs: list[Tensor]
+    outputs: list[RequestedOutput] = field(default_factory=list)
+    id: str = ""
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    sequence_id: int | str = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
+    priority: int = 0
+    timeout_us: int = 0
+    deadline: float | None = None
+    stream: ResponseStream[InferenceResponse] = field(default_factory=ResponseStream)
+    times: Times = field(default_factory=Times)
+
+    @property
+    def label(self) -> str:
+        """The prefix Triton puts before its request errors."""
+        return f"[request id: {self.id or '<id_unknown>'}]"
+
+
+class FinishReason(Enum):
+    STOP = "stop"  # an end-of-sequence or stop token
+    LENGTH = "length"  # max_tokens or the model's length
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are chosen for one sequence. Checked where it is made (`openai_api/wire.py` and the llm backend).
+
+    Order of application: logit_bias, allowed_token_ids, bad_words and min_tokens masks, penalties,
+    temperature, then top_k, top_p and min_p on the distribution that is left.
+    `temperature` 0 is greedy. `top_k` 0 is off. `seed` None draws one. `logprobs` None is off, k asks for the
+    sampled token and the k best; likewise `prompt_logprobs`. Log-probabilities are of the model's raw
+    distribution, before any of the above.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """The log-probability of `token`, its rank (1 the best), and the best alternatives, best first."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
+
+
+class TokenEvent(msgspec.Struct, array_like=True):
+    """What one step brought to one request: usually a token, several when speculation succeeds.
+
+    `finish` is set on the last event alone; `stop_token` is then the stop token that ended it (it is
+    in `tokens` too), None for end-of-sequence and length. `num_cached` is the number of prompt tokens that were
+    found in the prefix cache, given on the first event; so is `prompt_logprobs`, its first entry None.
+    """
+
+    tokens: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finish: FinishReason | None = None
+    stop_token: int | None = None
+    num_cached: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class GenerateRequest:
+    """A tokenized prompt for a token engine; its tokens come on `stream`.
+
+    `id` is ours, unique in the process tree, never the caller's. `priority`: lower goes first, as in
+    vLLM. `cache_salt` keeps the prefixes of different tenants apart.
+    """
+
+    id: str
+    prompt: list[int]
+    sampling: SamplingParams
+    priority: int = 0
+    deadline: float | None = None
+    cache_salt: str = ""
+    arrived: float = field(default_factory=time.monotonic)
+    stream: ResponseStream[TokenEvent] = field(default_factory=ResponseStream)

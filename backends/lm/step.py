@@ -1,0 +1,63 @@
+"""The contract between the engine and what computes a step: arrays in, tokens out.
+
+The engine (`scheduler/engine.py`) decides; a `ModelRunner` computes. `runner.py` is the real one; tests
+and simulations bring their own. Nothing here imports torch.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from backends.api.request import SamplingParams, TokenLogprobs
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """A ragged batch of S slices, T tokens in all. Slice s brings one sequence forward.
+
+    Its tokens are `tokens[query_starts[s]:query_starts[s + 1]]`; the last of them is the sequence's token number
+    `context_lens[s] - 1`, so its first is number `context_lens[s] - count`. Keys and values of the tokens before
+    are in the pool already, found through `block_table[s]`; the step writes those of the slice.
+    """
+
+    rows: np.ndarray  # (S,) int32: the batch row each sequence holds from `add` to `remove`
+    tokens: np.ndarray  # (T,) int32
+    query_starts: np.ndarray  # (S + 1,) int32, from 0 to T
+    context_lens: np.ndarray  # (S,) int32: tokens of the sequence once the slice is computed
+    block_table: np.ndarray  # (S, max blocks of this batch) int32
+    samples: np.ndarray  # (S,) bool: the slice reaches the sequence's last token, so a token is chosen
+    num_drafts: np.ndarray  # (S,) int32: how many of the slice's last tokens are unverified guesses
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What each slice brought: [] where nothing was sampled, else the accepted drafts and one token more."""
+
+    tokens: list[list[int]]
+    # slice -> one entry a token of `tokens`, for sequences that asked
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    # slice -> one entry a token of the slice that is a prompt token, for sequences that asked: the
+    # log-probability of the prompt's NEXT token after it; the entry after the prompt's last token is left out
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+
+
+class ModelRunner(Protocol):
+    """Owns the model, the block tensors and the sampling state of each batch row. Used by one thread."""
+
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+
+    def add(self, row: int, tokens: list[int], num_prompt: int, sampling: SamplingParams, seed: int) -> None:
+        """A sequence takes `row`. `tokens` beyond `num_prompt` were generated before a preemption.
+
+        The token after position p is drawn with a uniform number made of `seed` and p alone, so it does
+        not depend on neighbours, chunking or preemption.
+        """
+        ...
+
+    def remove(self, row: int) -> None: ...
+
+    def step(self, batch: StepBatch) -> StepOutput: ...
+
+    def close(self) -> None: ...

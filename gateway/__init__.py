@@ -1,0 +1,1 @@
+"""Processes, ports, routes, codecs and metrics; puts everything together."""

@@ -1,0 +1,1 @@
+"""Which models exist, and in which state they are."""

@@ -1,0 +1,1 @@
+"""The OpenAI wire: requests, prompts, chunks, errors."""

@@ -1,0 +1,1 @@
+"""When and where work runs: batching of tensor models, and the token engine."""
