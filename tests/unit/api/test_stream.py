@@ -1,0 +1,145 @@
+"""ResponseStream: one writer, one reader, exactly one end."""
+
+import asyncio
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.api.errors import Code, ServingError
+from backends.api.stream import ResponseStream
+
+ERROR = ServingError(Code.INTERNAL, "broke")
+
+
+async def drain(stream: ResponseStream[int]) -> tuple[list[int], str]:
+    """What a reader gets, and how it ended."""
+    items = []
+    try:
+        async for item in stream:
+            items.append(item)  # noqa: PERF401 - what came before an error counts
+    except ServingError as error:
+        return items, error.code.value
+    return items, "finished"
+
+
+async def test_items_put_before_the_end_are_read_and_later_ones_dropped() -> None:
+    stream: ResponseStream[int] = ResponseStream()
+    stream.put(1)
+    stream.finish(2)
+    stream.put(3)
+    assert await drain(stream) == ([1, 2], "finished")
+
+
+async def test_an_error_comes_after_the_items_before_it() -> None:
+    stream: ResponseStream[int] = ResponseStream()
+    stream.put(1)
+    stream.fail(ERROR)
+    assert await drain(stream) == ([1], "internal")
+
+
+async def test_cancel_drops_what_is_unread_and_tells_the_writer_once() -> None:
+    stream: ResponseStream[int] = ResponseStream()
+    calls: list[str] = []
+    stream.on_cancel(lambda: calls.append("early"))
+    stream.put(1)
+    stream.cancel()
+    stream.cancel()
+    stream.on_cancel(lambda: calls.append("late"))
+    assert calls == ["early", "late"]
+    assert stream.cancelled
+    assert await drain(stream) == ([], "cancelled")
+
+
+async def test_a_cancel_after_the_end_is_nothing() -> None:
+    stream: ResponseStream[int] = ResponseStream()
+    calls: list[str] = []
+    stream.on_cancel(lambda: calls.append("cancel"))
+    stream.finish(7)
+    stream.cancel()
+    assert calls == []
+    assert await drain(stream) == ([7], "finished")
+
+
+@given(st.lists(st.sampled_from(["put", "finish", "fail", "cancel"]), max_size=8))
+def test_every_order_of_acts_ends_a_stream_once(acts: list[str]) -> None:
+    stream: ResponseStream[int] = ResponseStream()
+    expected: list[int] = []
+    end = ""
+    for number, act in enumerate(acts):
+        {
+            "put": lambda number=number: stream.put(number),
+            "finish": stream.finish,
+            "fail": lambda: stream.fail(ERROR),
+            "cancel": stream.cancel,
+        }[act]()
+        if end:
+            continue
+        if act == "put":
+            expected.append(number)
+        else:
+            end = {"finish": "finished", "fail": "internal", "cancel": "cancelled"}[act]
+            expected = [] if act == "cancel" else expected
+    assert stream.ended == bool(end)
+    if not end:
+        stream.finish()
+    assert asyncio.run(drain(stream)) == (expected, end or "finished")
+
+
+async def test_a_writer_on_another_thread_wakes_the_reader() -> None:
+    stream: ResponseStream[int] = ResponseStream()
+
+    def write() -> None:
+        for number in range(1000):
+            stream.put(number)
+        stream.finish()
+
+    thread = threading.Thread(target=write)
+    reading = asyncio.ensure_future(drain(stream))
+    await asyncio.sleep(0)
+    thread.start()
+    assert await reading == (list(range(1000)), "finished")
+    thread.join()
+
+
+async def test_take_brings_all_that_is_there_and_nothing_at_the_end() -> None:
+    stream: ResponseStream[int] = ResponseStream()
+    for number in range(3):
+        stream.put(number)
+    assert await stream.take() == [0, 1, 2]
+    stream.finish()
+    assert await stream.take() == []
+
+
+def test_a_plain_thread_reads_with_get() -> None:
+    stream: ResponseStream[int] = ResponseStream()
+    thread = threading.Thread(target=lambda: (stream.put(1), stream.finish()))
+    thread.start()
+    assert stream.get(timeout=10) == 1
+    assert stream.get(timeout=10) is None
+    thread.join()
+
+
+def test_get_raises_the_error_of_a_bad_end_and_gives_up_in_time() -> None:
+    stream: ResponseStream[int] = ResponseStream()
+    with pytest.raises(TimeoutError):
+        stream.get(timeout=0)
+    stream.fail(ERROR)
+    with pytest.raises(ServingError, match="broke"):
+        stream.get()
+
+
+def test_a_reader_whose_loop_has_closed_does_not_harm_the_writer() -> None:
+    stream: ResponseStream[int] = ResponseStream()
+
+    async def start_to_read() -> None:
+        task = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        task.cancel()
+
+    asyncio.run(start_to_read())
+    thread = threading.Thread(target=lambda: stream.put(1))
+    thread.start()
+    thread.join()
+    assert stream.num_waiting == 1

@@ -1,0 +1,26 @@
+"""Log lines."""
+
+import logging
+
+import orjson
+
+from gateway.logs import JsonFormatter, TextFormatter
+
+
+def record(**fields: object) -> logging.LogRecord:
+    made = logging.LogRecord("tidegate.request", logging.INFO, "file.py", 1, "chat finished", None, None)
+    made.created = 0.0
+    made.fields = fields
+    return made
+
+
+def test_text_shows_the_message_then_its_fields() -> None:
+    line = TextFormatter("%Y-%m-%dT%H:%M:%SZ").format(record(model="m", seconds=0.123456, reason="two words"))
+    assert line == 'I1970-01-01T00:00:00Z chat finished model=m seconds=0.1235 reason="two words"'
+
+
+def test_json_is_one_object_a_line() -> None:
+    line = JsonFormatter().format(record(model="a\nb"))
+    assert "\n" not in line
+    entry = orjson.loads(line)
+    assert (entry["level"], entry["message"], entry["model"]) == ("info", "chat finished", "a\nb")

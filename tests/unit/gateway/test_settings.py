@@ -1,0 +1,54 @@
+"""Settings from flags and environment."""
+
+import pytest
+
+from gateway.settings import Settings, SettingsError, from_arguments, parser
+
+
+def test_defaults_are_those_of_the_class() -> None:
+    assert from_arguments([], {}) == Settings()
+
+
+def test_a_flag_wins_over_the_environment_and_the_environment_over_the_default() -> None:
+    environment = {"TIDEGATE_HTTP_PORT": "9000", "TIDEGATE_GRPC_PORT": "9001"}
+    settings = from_arguments(["--http-port", "9100"], environment)
+    assert (settings.http_port, settings.grpc_port, settings.metrics_port) == (9100, 9001, 8002)
+
+
+def test_lists_repeat_as_flags_and_take_commas_in_the_environment() -> None:
+    assert from_arguments(["--model-repository=a", "--model-store=b"], {}).model_repository == ("a", "b")
+    assert from_arguments([], {"TIDEGATE_MODEL_REPOSITORY": "a,b"}).model_repository == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("true", True), ("on", True), ("1", True), ("false", False), ("OFF", False), ("0", False)]
+)
+def test_booleans_take_triton_s_words(text: str, value: bool) -> None:
+    assert from_arguments([f"--allow-grpc={text}"], {}).allow_grpc is value
+
+
+def test_a_bare_boolean_flag_is_true() -> None:
+    assert from_arguments(["--model-namespacing"], {}).model_namespacing is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--http-port=abc"], "--http-port: expected a whole number, got 'abc'"),
+        (["--http-port=70000"], "--http-port: expected 0 to 65535, got 70000"),
+        (["--allow-http=maybe"], "--allow-http: expected true or false, got 'maybe'"),
+        (["--model-control-mode=auto"], "expected one of none, poll, explicit, got 'auto'"),
+        (["--load-model=a"], "--load-model needs --model-control-mode=explicit"),
+        (["--model-control-mode=explicit", "--load-model=a", "--load-model=*"], "stands alone"),
+        (["--no-such-flag"], "--no-such-flag"),
+    ],
+)
+def test_a_wrong_value_says_which_flag_what_was_expected_and_what_came(arguments: list[str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message.replace("*", r"\*")):
+        from_arguments(arguments, {})
+
+
+def test_help_names_every_flag_with_its_default() -> None:
+    text = parser().format_help()
+    assert "--http-port" in text
+    assert "(default: 8000)" in text
