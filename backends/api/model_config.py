@@ -8,9 +8,6 @@ durations stay in the unit of their name.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from types import MappingProxyType
-
-_EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,9 +231,9 @@ class ModelConfig:
     decoupled: bool = False
     response_cache: bool = False
     default_model_filename: str = ""
-    cc_model_filenames: Mapping[str, str] = _EMPTY
-    metric_tags: Mapping[str, str] = _EMPTY
-    parameters: Mapping[str, str] = _EMPTY
+    cc_model_filenames: Mapping[str, str] = field(default_factory=dict)
+    metric_tags: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, str] = field(default_factory=dict)
     optimization: Optimization = Optimization()
     warmup: tuple[Warmup, ...] = ()
     op_library_filenames: tuple[str, ...] = ()
