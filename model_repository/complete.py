@@ -1,0 +1,158 @@
+"""Fills in what a configuration leaves out, before its backend adds what the model file knows.
+
+Defaults and the forms that names take are Triton's, so that a config printed by either server reads the same.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from backends.api.errors import Code, ServingError
+from backends.api.model_config import InstanceGroup, ModelConfig, OldestStrategy
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """A kind of model file: who runs it, its older platform name ("" if it never had one), its default name."""
+
+    backend: str
+    platform: str
+    filename: str
+
+
+FRAMEWORKS = (
+    Framework("onnxruntime", "onnxruntime_onnx", "model.onnx"),
+    Framework("pytorch", "pytorch_libtorch", "model.pt"),
+    Framework("pytorch", "torch_aoti", "model.pt2"),
+    Framework("tensorrt", "tensorrt_plan", "model.plan"),
+    Framework("tensorflow", "tensorflow_savedmodel", "model.savedmodel"),
+    Framework("tensorflow", "tensorflow_graphdef", "model.graphdef"),
+    Framework("openvino", "", "model.xml"),
+    Framework("python", "", "model.py"),
+)
+ENSEMBLE = "ensemble"
+LLM = "llm"
+_TWO_CPU_INSTANCES = frozenset({"onnxruntime", "tensorflow"})
+
+
+def complete(config: ModelConfig, name: str, versions: Sequence[Path], num_gpus: int = 0) -> ModelConfig:
+    """`config` of the model folder `name`, with its version folders and the server's GPUs known.
+
+    Fills name, backend, platform, default file name, instance groups and scheduling defaults. Raises
+    ServingError(INVALID) for a name that is not the folder's and for a backend that cannot be told.
+    """
+    if config.name and config.name != name:
+        raise ServingError(
+            Code.INVALID,
+            f"unexpected directory name '{name}' for model '{config.name}', directory name must equal model name",
+            param="name",
+        )
+    config = _with_framework(replace(config, name=name), versions)
+    return _with_scheduling_defaults(replace(config, instance_groups=_groups(config, num_gpus)))
+
+
+def _with_framework(config: ModelConfig, versions: Sequence[Path]) -> ModelConfig:
+    if config.platform == ENSEMBLE or (config.ensemble and not config.platform and not config.backend):
+        return replace(config, platform=ENSEMBLE)
+    if not config.backend and not config.platform:
+        found = _from_files(config, versions)
+        if found is None:
+            raise _unknown_backend(config.name)
+        config = replace(config, backend=found.backend, platform=found.platform)
+    candidates = [
+        framework
+        for framework in FRAMEWORKS
+        if config.backend in ("", framework.backend) and config.platform in ("", framework.platform)
+    ]
+    if not candidates:
+        return _without_framework(config)
+    chosen = _present(candidates, config, versions) or candidates[0]
+    return replace(
+        config,
+        backend=chosen.backend,
+        platform=chosen.platform,
+        default_model_filename=config.default_model_filename or chosen.filename,
+    )
+
+
+def _without_framework(config: ModelConfig) -> ModelConfig:
+    if config.platform and config.backend and any(config.backend == framework.backend for framework in FRAMEWORKS):
+        raise ServingError(
+            Code.INVALID,
+            f"platform '{config.platform}' does not belong to backend '{config.backend}' for {config.name}",
+            param="platform",
+        )
+    if config.platform and not config.backend:
+        raise ServingError(
+            Code.INVALID, f"unexpected platform type '{config.platform}' for {config.name}", param="platform"
+        )
+    return config
+
+
+def _from_files(config: ModelConfig, versions: Sequence[Path]) -> Framework | None:
+    found = _present(FRAMEWORKS, config, versions)
+    if found is None and any(_holds_language_model(folder) for folder in versions):
+        return Framework(LLM, "", "")
+    return found
+
+
+def _present(frameworks: Sequence[Framework], config: ModelConfig, versions: Sequence[Path]) -> Framework | None:
+    """The framework whose default file is there, or whose files end like the one the config names."""
+    if config.default_model_filename:
+        suffix = Path(config.default_model_filename).suffix
+        return next((item for item in frameworks if Path(item.filename).suffix == suffix), None)
+    return next((item for item in frameworks if any((folder / item.filename).exists() for folder in versions)), None)
+
+
+def _holds_language_model(folder: Path) -> bool:
+    has_safetensors = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+    return has_safetensors or any(folder.glob("*.gguf"))
+
+
+def _unknown_backend(name: str) -> ServingError:
+    return ServingError(
+        Code.INVALID,
+        f"Invalid model name: Could not determine backend for model '{name}' with no backend in model configuration. "
+        "Expected model name of the form 'model.<backend_name>'.",
+        param="backend",
+    )
+
+
+def _groups(config: ModelConfig, num_gpus: int) -> tuple[InstanceGroup, ...]:
+    if config.platform == ENSEMBLE:
+        return config.instance_groups
+    given = config.instance_groups or (InstanceGroup(count=0),)
+    return tuple(_group(group, index, config, num_gpus) for index, group in enumerate(given))
+
+
+def _group(group: InstanceGroup, index: int, config: ModelConfig, num_gpus: int) -> InstanceGroup:
+    kind = group.kind
+    if kind == "KIND_AUTO":
+        kind = _kind_for(config.backend, on_gpu=bool(group.gpus) or num_gpus > 0)
+    default_count = 2 if kind == "KIND_CPU" and config.backend in _TWO_CPU_INSTANCES else 1
+    return replace(
+        group,
+        name=group.name or f"{config.name}_{index}",
+        kind=kind,
+        count=group.count or default_count,
+        gpus=tuple(range(num_gpus)) if kind == "KIND_GPU" and not group.gpus else group.gpus,
+    )
+
+
+def _kind_for(backend: str, *, on_gpu: bool) -> str:
+    if backend == LLM:
+        return "KIND_MODEL"  # the engine places itself
+    return "KIND_GPU" if on_gpu else "KIND_CPU"
+
+
+def _with_scheduling_defaults(config: ModelConfig) -> ModelConfig:
+    """Preferred sizes that are left out are the largest batch."""
+    largest = (config.max_batch_size,) if config.max_batch_size > 0 else ()
+    dynamic, sequence = config.dynamic_batching, config.sequence_batching
+    if dynamic is not None and not dynamic.preferred_batch_size:
+        config = replace(config, dynamic_batching=replace(dynamic, preferred_batch_size=largest))
+    if sequence is not None and isinstance(sequence.strategy, OldestStrategy):
+        preferred = sequence.strategy.preferred_batch_size or largest
+        strategy = replace(sequence.strategy, preferred_batch_size=preferred)
+        config = replace(config, sequence_batching=replace(sequence, strategy=strategy))
+    return config
