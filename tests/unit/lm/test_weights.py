@@ -15,11 +15,11 @@ def random_rows(format_name: str, rows: int, values: int, seed: int = 0) -> np.n
     rng = np.random.default_rng(seed)
     layout = FORMATS[format_name]
     blocks = rng.integers(0, 256, (rows * values // layout.block, layout.block_bytes), dtype=np.uint8)
-    scale_bytes = {"Q8_0": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q4_K": [0, 2], "Q6_K": [208]}.get(format_name, [])
-    for at in scale_bytes:
+    scale_bytes = {"F32": [], "F16": [], "BF16": [], "Q8_0": [0], "Q4_0": [0], "Q5_0": [0], "Q6_K": [208]}
+    for at in scale_bytes.get(format_name, [0, 2]):
         scales = rng.normal(0, 0.02, len(blocks)).astype("<f2")
         blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
-    if not scale_bytes:
+    if layout.block == 1:
         floats = rng.normal(size=rows * values).astype("<f4")
         blocks = {
             "F32": floats.view(np.uint8),
