@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from backends.lm.batch import attention_batch
+from backends.lm.dequantize import FORMATS
 from backends.lm.step import StepBatch
 
 VOCAB = 97
@@ -26,6 +27,32 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+
+
+def random_rows(format_name: str, rows: int, values: int, seed: int = 0) -> np.ndarray:
+    """Raw rows of a weight format with every bit pattern possible, apart from scales, which are finite and small."""
+    rng = np.random.default_rng(seed)
+    layout = FORMATS[format_name]
+    if layout.block == 1:
+        floats = rng.normal(0, 0.1, size=rows * values).astype("<f4")
+        raw = {
+            "F32": floats.view(np.uint8),
+            "F16": floats.astype("<f2").view(np.uint8),
+            "BF16": (floats.view(np.uint32) >> 16).astype("<u2").view(np.uint8),
+        }[format_name]
+        return raw.reshape(rows, -1)
+    blocks = rng.integers(0, 256, (rows * values // layout.block, layout.block_bytes), dtype=np.uint8)
+    # so that values are about 0.1 whatever the integers' range
+    size = {"Q8_0": 1e-3, "Q4_0": 1e-2, "Q4_1": 1e-2, "Q5_0": 1e-2, "Q5_1": 1e-2}.get(format_name, 1e-4)
+    for at in {"Q8_0": [0], "Q4_0": [0], "Q5_0": [0], "Q6_K": [208]}.get(format_name, [0, 2]):
+        scales = rng.normal(0, size, len(blocks)).astype("<f2")
+        blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
+    return blocks.reshape(rows, layout.row_bytes(values))
+
+
+@pytest.fixture(scope="session", name="random_rows")
+def random_rows_fixture() -> Callable[..., np.ndarray]:
+    return random_rows
 
 
 @pytest.fixture(scope="session")
