@@ -30,7 +30,10 @@ FORMATS: dict[str, Format] = {
     "Q8_0": Format(32, 34),
     "Q4_0": Format(32, 18),
     "Q4_1": Format(32, 20),
+    "Q5_0": Format(32, 22),
+    "Q5_1": Format(32, 24),
     "Q4_K": Format(256, 144),
+    "Q5_K": Format(256, 176),
     "Q6_K": Format(256, 210),
 }
 
@@ -66,11 +69,30 @@ def _q4_1(blocks: np.ndarray) -> np.ndarray:
     return _nibbles(blocks[:, 4:]) * _half(blocks[:, :2]) + _half(blocks[:, 2:4])
 
 
+def _q5_0(blocks: np.ndarray) -> np.ndarray:
+    return (_nibbles(blocks[:, 6:]) + _fifth_bits(blocks[:, 2:6]) - np.float32(16)) * _half(blocks[:, :2])
+
+
+def _q5_1(blocks: np.ndarray) -> np.ndarray:
+    values = _nibbles(blocks[:, 8:]) + _fifth_bits(blocks[:, 4:8])
+    return values * _half(blocks[:, :2]) + _half(blocks[:, 2:4])
+
+
 def _q4_k(blocks: np.ndarray) -> np.ndarray:
     """Eight groups of 32; their 6-bit scales and minima are times `d` and `dmin`."""
     scales, minima = _six_bit_pairs(blocks[:, 4:16])
     scales, minima = scales * _half(blocks[:, :2]), minima * _half(blocks[:, 2:4])
     values = _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    return values * scales[:, :, None] - minima[:, :, None]
+
+
+def _q5_k(blocks: np.ndarray) -> np.ndarray:
+    """Q4_K with a fifth bit: bit g of byte i belongs to element i of group g."""
+    scales, minima = _six_bit_pairs(blocks[:, 4:16])
+    scales, minima = scales * _half(blocks[:, :2]), minima * _half(blocks[:, 2:4])
+    groups = np.arange(8, dtype=np.uint8)[:, None]
+    high = ((blocks[:, None, 16:48] >> groups) & 1) * np.float32(16)
+    values = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32) + high
     return values * scales[:, :, None] - minima[:, :, None]
 
 
@@ -93,6 +115,11 @@ def _nibbles(packed: np.ndarray) -> np.ndarray:
     return np.concatenate([packed & 15, packed >> 4], axis=-1).astype(np.float32)
 
 
+def _fifth_bits(packed: np.ndarray) -> np.ndarray:
+    """Four bytes -> 32 values, 16 where element i's bit i is set."""
+    return np.unpackbits(packed, axis=1, bitorder="little") * np.float32(16)
+
+
 def _six_bit_pairs(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Twelve bytes -> eight scales and eight minima of 6 bits.
 
@@ -112,6 +139,9 @@ _VALUES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "Q8_0": _q8_0,
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
     "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
     "Q6_K": _q6_k,
 }

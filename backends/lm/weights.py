@@ -16,7 +16,7 @@ _CHUNK_VALUES = 1 << 20  # values made float32 at a time, so that converting nee
 _TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Weight:
     """One tensor in its file's format. `data` is (rows, bytes a row) uint8, usually mapped from the file.
 

@@ -1,5 +1,7 @@
 """Every format's values are those of the gguf package, and bytes may move by whole rows."""
 
+from collections.abc import Callable
+
 import gguf
 import numpy as np
 import pytest
@@ -9,28 +11,11 @@ from backends.api.errors import Code, ServingError
 from backends.lm.dequantize import FORMATS, dequantize_rows
 from backends.lm.weights import Weight, raw_weight
 
-
-def random_rows(format_name: str, rows: int, values: int, seed: int = 0) -> np.ndarray:
-    """Raw rows with every bit pattern possible, apart from scales, which are finite."""
-    rng = np.random.default_rng(seed)
-    layout = FORMATS[format_name]
-    blocks = rng.integers(0, 256, (rows * values // layout.block, layout.block_bytes), dtype=np.uint8)
-    scale_bytes = {"Q8_0": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q4_K": [0, 2], "Q6_K": [208]}.get(format_name, [])
-    for at in scale_bytes:
-        scales = rng.normal(0, 0.02, len(blocks)).astype("<f2")
-        blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
-    if not scale_bytes:
-        floats = rng.normal(size=rows * values).astype("<f4")
-        blocks = {
-            "F32": floats.view(np.uint8),
-            "F16": floats.astype("<f2").view(np.uint8),
-            "BF16": (floats.view(np.uint32) >> 16).astype("<u2").view(np.uint8),
-        }[format_name]
-    return blocks.reshape(rows, layout.row_bytes(values))
+RandomRows = Callable[..., np.ndarray]
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
-def test_values_of_a_format_are_those_of_the_gguf_package(format_name: str) -> None:
+def test_values_of_a_format_are_those_of_the_gguf_package(format_name: str, random_rows: RandomRows) -> None:
     raw = random_rows(format_name, rows=24, values=512)
     kind = gguf.GGMLQuantizationType[format_name]
     stored = raw.view({"F32": "<f4", "F16": "<f2"}.get(format_name, np.uint8))
@@ -40,7 +25,7 @@ def test_values_of_a_format_are_those_of_the_gguf_package(format_name: str) -> N
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("format_name", FORMATS)
-def test_a_weight_has_its_shape_in_any_dtype(format_name: str, dtype: torch.dtype) -> None:
+def test_a_weight_has_its_shape_in_any_dtype(format_name: str, dtype: torch.dtype, random_rows: RandomRows) -> None:
     raw = random_rows(format_name, rows=8, values=256)
     weight = Weight(format_name, (8, 256), raw)
     values = weight.dequantize(dtype)
@@ -50,14 +35,14 @@ def test_a_weight_has_its_shape_in_any_dtype(format_name: str, dtype: torch.dtyp
     torch.testing.assert_close(values, expected, rtol=0, atol=0)
 
 
-def test_a_large_weight_converts_in_pieces_to_the_same_values() -> None:
+def test_a_large_weight_converts_in_pieces_to_the_same_values(random_rows: RandomRows) -> None:
     raw = random_rows("Q4_1", rows=5000, values=512)
     values = Weight("Q4_1", (5000, 512), raw).dequantize(torch.float32)
     np.testing.assert_array_equal(values.numpy(), dequantize_rows("Q4_1", raw))
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
-def test_taking_rows_of_bytes_takes_rows_of_values(format_name: str) -> None:
+def test_taking_rows_of_bytes_takes_rows_of_values(format_name: str, random_rows: RandomRows) -> None:
     weight = Weight(format_name, (16, 256), random_rows(format_name, rows=16, values=256))
     order = np.random.default_rng(1).permutation(16)
     moved = weight.take_rows(order).dequantize(torch.float32)
