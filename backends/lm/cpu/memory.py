@@ -1,0 +1,123 @@
+"""Addresses, atomics and waiting, for kernels that share memory between threads without Python.
+
+All functions here are for use inside Numba-compiled code. An address is an `intp`; offsets are in bytes.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from backends.lm.cpu.vectors import I64
+
+
+def _pointer(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+@intrinsic
+def load_int(typing: Any, address: Any) -> Any:
+    """The int64 at `address`."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        return builder.load(_pointer(builder, args[0], I64))
+
+    return types.intp(types.intp), codegen
+
+
+@intrinsic
+def load_float(typing: Any, address: Any) -> Any:
+    """The float64 at `address`."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        return builder.load(_pointer(builder, args[0], ir.DoubleType()))
+
+    return types.float64(types.intp), codegen
+
+
+@intrinsic
+def atomic_load(typing: Any, address: Any) -> Any:
+    """The int64 at `address`, and all that its writer wrote before it."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        return builder.load_atomic(_pointer(builder, args[0], I64), "acquire", 8)
+
+    return types.intp(types.intp), codegen
+
+
+@intrinsic
+def atomic_store(typing: Any, address: Any, value: Any) -> Any:
+    """Write an int64 after everything written before it."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        builder.store_atomic(args[1], _pointer(builder, args[0], I64), "seq_cst", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), codegen
+
+
+@intrinsic
+def atomic_add(typing: Any, address: Any, value: Any) -> Any:
+    """Add to the int64 at `address`; returns what it was before."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        return builder.atomic_rmw("add", _pointer(builder, args[0], I64), args[1], "seq_cst")
+
+    return types.intp(types.intp, types.intp), codegen
+
+
+@intrinsic
+def pause(typing: Any) -> Any:
+    """Tell the processor that this thread is spinning."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        function_type = ir.FunctionType(ir.VoidType(), [])
+        name = "llvm.x86.sse2.pause"
+        function = builder.module.globals.get(name) or ir.Function(builder.module, function_type, name)
+        builder.call(function, [])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def compare_and_swap(typing: Any, address: Any, expected: Any, value: Any) -> Any:
+    """Write `value` at `address` if `expected` is there; whether it was."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        pointer = _pointer(builder, args[0], I64)
+        return builder.extract_value(builder.cmpxchg(pointer, args[1], args[2], "seq_cst", "seq_cst"), 1)
+
+    return types.boolean(types.intp, types.intp, types.intp), codegen
+
+
+@intrinsic
+def call_task(typing: Any, function: Any, args: Any, item: Any) -> Any:
+    """Call the compiled task at address `function` with the address of its arguments and an item."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, given: Any) -> ir.Value:
+        function_type = ir.FunctionType(I64, [I64, I64])
+        pointer = builder.inttoptr(given[0], function_type.as_pointer())
+        return builder.call(pointer, [given[1], given[2]])
+
+    return types.intp(types.intp, types.intp, types.intp), codegen
+
+
+@intrinsic
+def as_pointer(typing: Any, address: Any) -> Any:
+    """`address` as numba.carray takes it: carray(as_pointer(a), shape, dtype)."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.intp), codegen
+
+
+def aligned(size: int, dtype: Any = np.uint8, alignment: int = 64) -> np.ndarray:
+    """A zeroed flat array of `size` elements whose first byte lies on a multiple of `alignment`."""
+    width = np.dtype(dtype).itemsize
+    raw = np.zeros(size * width + alignment, dtype=np.uint8)
+    start = -raw.ctypes.data % alignment
+    return raw[start : start + size * width].view(dtype)
