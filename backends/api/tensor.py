@@ -51,9 +51,7 @@ class Tensor:
             return cls(name, "BYTES", array.shape, [_as_bytes(value) for value in array.ravel()])
         datatype = _DATATYPE_OF_NUMPY.get(array.dtype)
         if datatype is None:
-            raise ServingError(
-                Code.INTERNAL, f"tensor '{name}': numpy dtype {array.dtype} has no KServe v2 datatype"
-            )
+            raise ServingError(Code.INTERNAL, f"tensor '{name}': numpy dtype {array.dtype} has no KServe v2 datatype")
         return cls(name, datatype, array.shape, array)
 
     def as_numpy(self) -> np.ndarray:
