@@ -5,7 +5,6 @@ attention looks at. A decoding sequence of context n has 1 token and n pairs; a 
 context n has m * (n - (m - 1) / 2) pairs.
 """
 
-from dataclasses import dataclass, field
 from math import inf
 
 import numpy as np
@@ -14,7 +13,9 @@ _FORGET = 0.98  # weight of a sample against the next one of its kind
 _PRIOR_WEIGHT = 1e-3
 _OUTLIER = 3.0  # a step this many times slower than predicted says more about its neighbours than about itself
 _WARM_SAMPLES = 8
-_SCALE = np.array([1.0, 1e-2, 1e-5])  # brings the three features to one order of magnitude
+_REFIT = 64  # samples
+_TOKENS, _PAIRS = 1e-2, 1e-5  # bring the features to one order of magnitude
+_SCALE = np.array([1.0, _TOKENS, _PAIRS])
 _PRIOR = (5e-3, 5e-4, 2e-8)  # seconds; a guess for a small model on two cores, forgotten with the first steps
 
 
@@ -23,17 +24,26 @@ def num_pairs(count: int, context: int) -> float:
     return count * (context - (count - 1) / 2)
 
 
-@dataclass(slots=True)
 class _Moments:
-    """Decayed sums of x xT and x t, weighted by 1 / t^2 so that a relative error counts alike in short and long steps."""
+    """Decayed sums of x xT (its upper triangle) and x t, weighted by 1 / t^2: a relative error counts alike in all steps.
 
-    xx: np.ndarray = field(default_factory=lambda: np.zeros((3, 3)))
-    xt: np.ndarray = field(default_factory=lambda: np.zeros(3))
+    Plain numbers, since this is done in every step.
+    """
 
-    def add(self, x: np.ndarray, seconds: float) -> None:
-        weight = 1.0 / (seconds * seconds)
-        self.xx = self.xx * _FORGET + np.outer(x, x) * weight
-        self.xt = self.xt * _FORGET + x * (seconds * weight)
+    __slots__ = ("t", "xx")
+
+    def __init__(self) -> None:
+        self.xx = (0.0,) * 6
+        self.t = (0.0,) * 3
+
+    def add(self, y: float, z: float, seconds: float) -> None:
+        """A step of features (1, y, z)."""
+        w = 1.0 / (seconds * seconds)
+        f, wy, wz, wt = _FORGET, w * y, w * z, w * seconds
+        n, sy, sz, yy, yz, zz = self.xx
+        self.xx = (n * f + w, sy * f + wy, sz * f + wz, yy * f + wy * y, yz * f + wy * z, zz * f + wz * z)
+        t, ty, tz = self.t
+        self.t = (t * f + wt, ty * f + wt * y, tz * f + wt * z)
 
 
 class StepTimeModel:
@@ -46,16 +56,20 @@ class StepTimeModel:
     def __init__(self) -> None:
         self._kinds = (_Moments(), _Moments())
         self._num_samples = 0
-        self._coefficients: tuple[float, float, float] | None = _PRIOR
+        self._num_fitted = 0  # samples that the coefficients know of
+        self._coefficients = _PRIOR
 
     def observe(self, tokens: int, pairs: float, seconds: float, *, has_prefill: bool) -> None:
         if seconds <= 0:
             return
         if self._num_samples >= _WARM_SAMPLES:
-            seconds = min(seconds, _OUTLIER * self.predict(tokens, pairs))
-        self._kinds[has_prefill].add(np.array([1.0, tokens, pairs]) * _SCALE, seconds)
+            # an outlier is recognised well enough by coefficients that are a few steps old
+            if self._num_samples - self._num_fitted >= _REFIT:
+                self._fit()
+            a, b, c = self._coefficients
+            seconds = min(seconds, _OUTLIER * (a + b * tokens + c * pairs) + 1e-6)
+        self._kinds[has_prefill].add(tokens * _TOKENS, pairs * _PAIRS, seconds)
         self._num_samples += 1
-        self._coefficients = None
 
     def predict(self, tokens: int, pairs: float) -> float:
         """Seconds of a step of so many tokens and query-key pairs."""
@@ -76,29 +90,38 @@ class StepTimeModel:
 
     @property
     def seconds_per_token(self) -> float:
-        """What one more prompt token costs, attention aside."""
-        return self.coefficients[1]
+        """What one more prompt token costs, attention aside, as of the last fit."""
+        return self._coefficients[1]
 
     @property
     def coefficients(self) -> tuple[float, float, float]:
         """a, b, c in seconds."""
-        if self._coefficients is None:
-            self._coefficients = self._fit()
+        if self._num_fitted != self._num_samples:
+            self._fit()
         return self._coefficients
 
-    def _fit(self) -> tuple[float, float, float]:
+    def _fit(self) -> None:
         decode, prefill = self._kinds
-        xx, xt = decode.xx + prefill.xx, decode.xt + prefill.xt
+        n, sy, sz, yy, yz, zz = (u + v for u, v in zip(decode.xx, prefill.xx, strict=True))
+        xx = np.array([[n, sy, sz], [sy, yy, yz], [sz, yz, zz]])
+        xt = np.array(decode.t) + np.array(prefill.t)
         # The prior weighs a little against the total, in each direction: it decides only what nothing was seen of.
-        ridge = np.diag(np.full(3, _PRIOR_WEIGHT * np.trace(xx) / 3 + 1e-12))
-        xx, xt = xx + ridge, xt + ridge @ (np.array(_PRIOR) / _SCALE)
-        active = [0, 1, 2]
-        solution = np.zeros(3)
-        while active:
-            part = np.linalg.solve(xx[np.ix_(active, active)], xt[active])
-            if (part >= 0).all():
-                solution[active] = part
-                break
-            active.pop(int(part.argmin()))
-        a, b, c = (solution * _SCALE).tolist()
-        return a, b, c
+        ridge = _PRIOR_WEIGHT * float(np.trace(xx)) / 3
+        xx += np.eye(3) * ridge
+        xt += ridge * np.array(_PRIOR) / _SCALE
+        a, b, c = _non_negative_solution(xx, xt) * _SCALE
+        self._coefficients = (float(a), float(b), float(c))
+        self._num_fitted = self._num_samples
+
+
+def _non_negative_solution(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
+    """The solution of a positive definite system, without those unknowns that would come out negative."""
+    active = list(range(len(vector)))
+    solution = np.zeros(len(vector))
+    while active:
+        part = np.linalg.solve(matrix[np.ix_(active, active)], vector[active])
+        if (part >= 0).all():
+            solution[active] = part
+            break
+        active.pop(int(part.argmin()))
+    return solution
