@@ -77,6 +77,10 @@ class TokenEngine(Protocol):
     @property
     def load(self) -> EngineLoad: ...
 
+    async def drain(self) -> None:
+        """Return once every request taken so far has ended."""
+        ...
+
     async def close(self) -> None:
         """Finish nothing more: every open stream ends with UNAVAILABLE and all memory is given back."""
         ...

@@ -140,6 +140,19 @@ class TokenEvent(msgspec.Struct, array_like=True):
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
+@dataclass(slots=True)
+class GenerateTimes:
+    """When a generate request passed each station, 0.0 where it has not (yet). It arrived at `GenerateRequest.arrived`.
+
+    `scheduled` is the start of the step that first computed a part of it, the others are ends of steps.
+    Written by its engine before the event in question is put on the stream.
+    """
+
+    scheduled: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+
+
 @dataclass(slots=True, eq=False)
 class GenerateRequest:
     """A tokenized prompt for a token engine; its tokens come on `stream`.
@@ -156,3 +169,4 @@ class GenerateRequest:
     cache_salt: str = ""
     arrived: float = field(default_factory=time.monotonic)
     stream: ResponseStream[TokenEvent] = field(default_factory=ResponseStream)
+    times: GenerateTimes = field(default_factory=GenerateTimes)

@@ -43,10 +43,18 @@ class StepOutput:
 
 
 class ModelRunner(Protocol):
-    """Owns the model, the block tensors and the sampling state of each batch row. Used by one thread."""
+    """Owns the model, the block tensors and the sampling state of each batch row. Used by one thread.
+
+    Rows are the numbers from 0 to `max_num_seqs` - 1 of the engine's options. `fingerprint` names what its keys and
+    values depend on (weights, their version, dtype): equal fingerprints may share cached blocks.
+    """
 
     vocab_size: int
     eos_token_ids: frozenset[int]
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    fingerprint: str
 
     def add(self, row: int, tokens: list[int], num_prompt: int, sampling: SamplingParams, seed: int) -> None:
         """A sequence takes `row`. `tokens` beyond `num_prompt` were generated before a preemption.

@@ -1,0 +1,244 @@
+"""The token engine: admit, plan, step, commit, emit. One thread, no sockets; forms around it bring requests and take frames."""
+
+import heapq
+import logging
+import random
+import time
+from collections.abc import Callable
+
+from backends.api.errors import Code, ServingError
+from backends.api.request import TokenEvent
+from backends.lm.step import ModelRunner, StepOutput
+from kvcache.blocks import BlockPool
+from kvcache.events import EventLog
+from kvcache.hashes import root_hash
+from scheduler.engine_options import EngineOptions
+from scheduler.frames import EngineLimits, EngineStats, Failure, NewRequest, StepFrame
+from scheduler.plan import Budget, Plan, commit, plan
+from scheduler.schedule import Schedule
+from scheduler.step_batch import step_batch
+from scheduler.step_time import StepTimeModel
+from scheduler.token_sequence import TokenSequence
+
+log = logging.getLogger(__name__)
+
+_MAX_FAILURES = 3
+
+Proposer = Callable[[TokenSequence], list[int]]
+"""Guesses the tokens after a sequence's last one; [] where it has no idea."""
+
+
+class EngineBrokenError(Exception):
+    """Steps fail again and again: the runner cannot be trusted, and its process should end."""
+
+
+class Engine:
+    """Owns the schedule and drives a runner. Requests are named by numbers and come checked (`check_request`).
+
+    Each request added ends in exactly one frame: with a finishing event, with a failure, or silently after `abort`.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        options: EngineOptions,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        propose: Proposer | None = None,
+        records_events: bool = False,
+    ) -> None:
+        self._runner = runner
+        self._clock = clock
+        self._propose = propose
+        self._events = EventLog() if records_events else None
+        self._budget = Budget(options.max_num_batched_tokens, options.pace)
+        self._times = StepTimeModel()
+        self.schedule = Schedule(
+            BlockPool(runner.num_blocks, runner.block_size, self._events),
+            options.max_num_seqs,
+            runner.max_model_len,
+            caches_prefixes=options.enable_prefix_caching,
+        )
+        self._sequences: dict[int, TokenSequence] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._failures: list[tuple[int, Failure]] = []
+        self._seeds = random.SystemRandom()
+        self._num_failures = 0  # failed steps in a row
+        self._counts = _Counts()
+
+    @property
+    def limits(self) -> EngineLimits:
+        runner = self._runner
+        return EngineLimits(
+            runner.max_model_len, runner.num_blocks, runner.block_size, runner.vocab_size, self.schedule.max_num_seqs
+        )
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences or self._failures)
+
+    def add(self, request: NewRequest) -> None:
+        seed = request.sampling.seed
+        sequence = TokenSequence(
+            request.number,
+            request.prompt,
+            request.sampling,
+            seed=self._seeds.getrandbits(63) if seed is None else seed,
+            max_len=self.schedule.max_len,
+            eos=self._runner.eos_token_ids,
+            root=root_hash(self._runner.fingerprint, request.cache_salt),
+            priority=request.priority,
+            arrived=request.arrived,
+            deadline=request.deadline,
+        )
+        self._sequences[request.number] = sequence
+        self.schedule.enqueue(sequence)
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, request.number))
+
+    def abort(self, number: int) -> None:
+        """The request is gone before the next step; nothing if it has ended."""
+        sequence = self._sequences.get(number)
+        if sequence is not None:
+            self._drop(sequence)
+
+    def clear_cache(self) -> None:
+        """No later request finds a block computed before now."""
+        self.schedule.pool.clear()
+
+    def step(self) -> StepFrame:
+        """Bring every running request forward. Raises EngineBrokenError after several failed steps in a row."""
+        start = self._clock()
+        self._expire(start)
+        work = plan(self.schedule, self._budget, self._times)
+        self._update_rows(work)
+        scheduled = [(sequence.number, start) for sequence in work.started if not sequence.scheduled]
+        for sequence in work.started:
+            sequence.scheduled = sequence.scheduled or start
+        output = self._run(work)
+        end = self._clock()
+        events = []
+        if output is not None:
+            self._times.observe(work.num_tokens, work.num_pairs, end - start, has_prefill=work.has_prefill)
+            self._counts.add(work, output)
+            events = self._commit(work, output)
+        failures, self._failures = self._failures, []
+        if self._num_failures >= _MAX_FAILURES:
+            raise EngineBrokenError(f"{self._num_failures} steps in a row failed")
+        kv_events = self._events.drain() if self._events is not None else None
+        return StepFrame(end, events, scheduled, failures, self._stats(end - start, work), kv_events)
+
+    def check(self) -> None:
+        """Every law that holds between two steps. Raises AssertionError."""
+        self.schedule.check()
+        assert {sequence.number for sequence in self.schedule} == self._sequences.keys()
+
+    def close(self) -> None:
+        self._runner.close()
+
+    def _expire(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, number = heapq.heappop(self._deadlines)
+            sequence = self._sequences.get(number)
+            if sequence is not None:
+                state = (
+                    f"after {sequence.num_generated} tokens" if sequence.scheduled else "while it waited for its turn"
+                )
+                self._fail(sequence, ServingError(Code.DEADLINE, f"the request's deadline passed {state}"))
+
+    def _update_rows(self, work: Plan) -> None:
+        """Tell the runner who holds which row. A sequence it cannot take fails alone."""
+        for sequence in work.preempted:
+            self._runner.remove(sequence.row)
+        for sequence in work.started:
+            try:
+                self._runner.add(sequence.row, sequence.tokens, sequence.num_prompt, sequence.sampling, sequence.seed)
+            except Exception as error:
+                log.exception("a request could not be prepared")
+                work.slices = [part for part in work.slices if part.sequence is not sequence]
+                self._fail(sequence, _as_serving_error(error), has_row=False)
+
+    def _run(self, work: Plan) -> StepOutput | None:
+        """The step's outcome; None when there was none, or when it failed and so did all requests in it."""
+        if not work.slices:
+            return None
+        batch = step_batch(work.slices, self.schedule.table, self.schedule.pool.block_size)
+        try:
+            output = self._runner.step(batch)
+            if len(output.tokens) != len(work.slices):
+                raise RuntimeError(f"the runner answered {len(output.tokens)} of {len(work.slices)} slices")
+        except Exception as error:
+            log.exception("a step of %d requests failed", len(work.slices))
+            self._num_failures += 1
+            for part in work.slices:
+                self._fail(part.sequence, _as_serving_error(error))
+            return None
+        self._num_failures = 0
+        return output
+
+    def _commit(self, work: Plan, output: StepOutput) -> list[tuple[int, TokenEvent]]:
+        events = []
+        for sequence, event in commit(self.schedule, work.slices, output):
+            events.append((sequence.number, event))
+            self._counts.generation_tokens += len(event.tokens)
+            if event.finish is not None:
+                self._runner.remove(sequence.row)
+                del self._sequences[sequence.number]
+            elif self._propose is not None:
+                sequence.drafts = self._propose(sequence)
+        return events
+
+    def _fail(self, sequence: TokenSequence, error: ServingError, *, has_row: bool = True) -> None:
+        self._failures.append((sequence.number, Failure.of(error)))
+        self._drop(sequence, has_row=has_row)
+
+    def _drop(self, sequence: TokenSequence, *, has_row: bool = True) -> None:
+        is_running = bool(sequence.blocks)
+        self.schedule.remove(sequence)
+        del self._sequences[sequence.number]
+        if is_running and has_row:
+            self._runner.remove(sequence.row)
+
+    def _stats(self, seconds: float, work: Plan) -> EngineStats:
+        schedule, counts = self.schedule, self._counts
+        return EngineStats(
+            num_running=len(schedule.running),
+            num_waiting=len(schedule.waiting),
+            num_blocks=schedule.pool.num_blocks,
+            num_free_blocks=schedule.pool.num_free,
+            num_preemptions_total=schedule.num_preemptions,
+            num_cache_queries_total=schedule.num_cache_queries,
+            num_cache_hits_total=schedule.num_cache_hits,
+            num_prompt_tokens_total=counts.prompt_tokens,
+            num_generation_tokens_total=counts.generation_tokens,
+            num_drafts_total=counts.drafts,
+            num_accepted_drafts_total=counts.accepted,
+            num_steps_total=counts.steps,
+            step_seconds=seconds,
+            step_tokens=work.num_tokens,
+            seconds_per_token=self._times.seconds_per_token,
+        )
+
+
+class _Counts:
+    """Totals over the engine's life."""
+
+    def __init__(self) -> None:
+        self.steps = self.prompt_tokens = self.generation_tokens = self.drafts = self.accepted = 0
+
+    def add(self, work: Plan, output: StepOutput) -> None:
+        """Before the commit, while the slices still say what they were."""
+        self.steps += 1
+        for part, tokens in zip(work.slices, output.tokens, strict=True):
+            sequence = part.sequence
+            if sequence.computed < sequence.num_prompt:
+                self.prompt_tokens += min(part.count, sequence.num_prompt - sequence.computed)
+            if part.num_drafts:
+                self.drafts += part.num_drafts
+                self.accepted += len(tokens) - 1
+
+
+def _as_serving_error(error: Exception) -> ServingError:
+    if isinstance(error, ServingError):
+        return error
+    return ServingError(Code.INTERNAL, f"the engine failed in a step: {type(error).__name__}")

@@ -1,0 +1,96 @@
+"""An engine's settings, and the check of a request against its limits."""
+
+from collections.abc import Iterable, Mapping
+from typing import Self
+
+import msgspec
+
+from backends.api.errors import Code, ServingError
+from backends.api.request import GenerateRequest
+from scheduler.frames import EngineLimits
+from scheduler.pace import Pace
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Config parameters of an LLM that concern scheduling, with vLLM's names where it has one.
+
+    `itl_target_ms` 0 adapts: a prompt being prefilled may about double the time between two tokens of others.
+    """
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    enable_prefix_caching: bool = True
+    max_num_queued_reqs: int = 1024
+    max_num_queued_tokens: int = 1 << 20
+    itl_target_ms: float = 0.0
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str], model_name: str) -> Self:
+        """From a ModelConfig's parameters; those of others are left alone. Raises ServingError(INVALID)."""
+        mine = {name: parameters[name] for name in cls.__struct_fields__ if name in parameters}
+        try:
+            options = msgspec.convert(mine, cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise ServingError(Code.INVALID, f"model '{model_name}': parameters {mine}: {error}") from error
+        for name, low in _LEAST.items():
+            value = getattr(options, name)
+            if not value >= low:
+                raise ServingError(
+                    Code.INVALID, f"model '{model_name}': parameter '{name}' must be at least {low}, got {value}"
+                )
+        if options.max_num_batched_tokens < options.max_num_seqs:
+            raise ServingError(
+                Code.INVALID,
+                f"model '{model_name}': parameter 'max_num_batched_tokens' ({options.max_num_batched_tokens}) must be at "
+                f"least 'max_num_seqs' ({options.max_num_seqs}): each running sequence needs a token a step",
+            )
+        return options
+
+    @property
+    def pace(self) -> Pace:
+        return Pace(itl_target=self.itl_target_ms / 1000 or None)
+
+
+_LEAST: dict[str, float] = {
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "max_num_queued_reqs": 0,
+    "max_num_queued_tokens": 0,
+    "itl_target_ms": 0.0,
+}
+
+
+def check_request(request: GenerateRequest, limits: EngineLimits) -> None:
+    """Raises ServingError(INVALID) for what an engine of these limits can never run."""
+    length, sampling = len(request.prompt), request.sampling
+    if not length:
+        raise ServingError(Code.INVALID, "the prompt is empty: expected at least one token", reason="invalid_prompt")
+    pool = limits.num_blocks * limits.block_size
+    if length >= min(limits.max_model_len, pool):
+        room = "" if pool >= limits.max_model_len else f", of which the KV cache holds {pool}"
+        raise ServingError(
+            Code.INVALID,
+            f"This model's maximum context length is {limits.max_model_len} tokens{room}. The prompt has {length} tokens, "
+            "which leaves no room for an answer. Please shorten it.",
+            reason="context_length_exceeded",
+        )
+    if sampling.max_tokens < 1:
+        raise ServingError(
+            Code.INVALID, f"max_tokens must be at least 1, got {sampling.max_tokens}", param="max_tokens"
+        )
+    _check_tokens("prompt", (min(request.prompt), max(request.prompt)), limits.vocab_size)
+    _check_tokens("stop_token_ids", sampling.stop_token_ids, limits.vocab_size)
+    _check_tokens("logit_bias", sampling.logit_bias, limits.vocab_size)
+    _check_tokens("allowed_token_ids", sampling.allowed_token_ids or (), limits.vocab_size)
+    for word in sampling.bad_words:
+        _check_tokens("bad_words", word, limits.vocab_size)
+
+
+def _check_tokens(param: str, tokens: Iterable[int], vocab_size: int) -> None:
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise ServingError(
+                Code.INVALID,
+                f"{param}: token id {token} is not in the vocabulary of {vocab_size} tokens (0 to {vocab_size - 1})",
+                param=param,
+            )

@@ -1,0 +1,28 @@
+"""How much prefill a step may carry beside running streams."""
+
+from dataclasses import dataclass
+
+_COMFORT = 0.1  # seconds a token: still faster than people read
+_MAX_STEP = 0.25  # seconds: how long an arrival or an abort may have to wait for a step to end
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """`itl_target` is the inter-token time in seconds that running streams shall keep; None adapts to the machine."""
+
+    itl_target: float | None = None
+    min_chunk: int = 16  # tokens a step that prefill gets whatever the target: it must not starve
+
+    def step_seconds(self, decode_seconds: float, num_decoding: int, num_prefilling: int) -> float:
+        """How long a step may take that brings `num_decoding` streams forward and has prompts to prefill.
+
+        `decode_seconds` is its time without prefill. Without a target, one prompt may at most double the step. With
+        more of them waiting the streams give way in proportion, up to a comfortable reading pace, since every prompt
+        that is done makes the following steps carry one stream more. With no stream running only the time until
+        the engine listens again counts.
+        """
+        if not num_decoding:
+            return _MAX_STEP
+        if self.itl_target is not None:
+            return self.itl_target
+        return max(2 * decode_seconds, min(num_prefilling * decode_seconds, _COMFORT))
