@@ -1,0 +1,41 @@
+"""The one table from our error codes to HTTP and gRPC statuses.
+
+Numbers are Triton's (triton spec 1.2), so that its clients and tests see what they know; where that departs from
+what the code's name suggests, the row says why.
+"""
+
+import grpc
+
+from backends.api.errors import Code, ServingError
+
+_STATUSES: dict[Code, tuple[int, grpc.StatusCode]] = {
+    Code.INVALID: (400, grpc.StatusCode.INVALID_ARGUMENT),
+    Code.NOT_FOUND: (404, grpc.StatusCode.NOT_FOUND),
+    Code.ALREADY_EXISTS: (400, grpc.StatusCode.ALREADY_EXISTS),  # Triton has no 409
+    Code.UNAUTHENTICATED: (401, grpc.StatusCode.UNAUTHENTICATED),
+    Code.FORBIDDEN: (403, grpc.StatusCode.PERMISSION_DENIED),
+    Code.TOO_LARGE: (413, grpc.StatusCode.RESOURCE_EXHAUSTED),  # Triton: 400; proxies and clients know 413
+    # A full queue and a passed queue deadline are UNAVAILABLE in Triton: its clients retry on that
+    Code.OVERLOADED: (503, grpc.StatusCode.UNAVAILABLE),
+    Code.UNAVAILABLE: (503, grpc.StatusCode.UNAVAILABLE),
+    Code.DEADLINE: (503, grpc.StatusCode.UNAVAILABLE),
+    Code.CANCELLED: (400, grpc.StatusCode.CANCELLED),  # nobody is left to read it
+    Code.UNSUPPORTED: (501, grpc.StatusCode.UNIMPLEMENTED),
+    Code.INTERNAL: (500, grpc.StatusCode.INTERNAL),
+    Code.UNKNOWN: (400, grpc.StatusCode.UNKNOWN),  # a backend gave no kind: Triton does not call that its own fault
+}
+
+
+def http_status(code: Code) -> int:
+    return _STATUSES[code][0]
+
+
+def grpc_status(code: Code) -> grpc.StatusCode:
+    return _STATUSES[code][1]
+
+
+def as_serving_error(error: BaseException) -> ServingError:
+    """`error` itself, or an INTERNAL one that names its type and text; never a traceback."""
+    if isinstance(error, ServingError):
+        return error
+    return ServingError(Code.INTERNAL, f"internal: {type(error).__name__}: {error}")
