@@ -1,0 +1,160 @@
+"""What a model has done since it was loaded: the statistics extension and the counters of /metrics.
+
+The scheduler that runs the model writes, every front reads a `snapshot`; both tell the same story.
+Each accepted or refused request is counted once, as a success, a failure with its reason, or a cancel.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from enum import Enum
+
+from backends.api.request import Times
+
+
+class Failure(Enum):
+    """Why a request failed: the `reason` label of nv_inference_request_failure."""
+
+    REJECTED = "REJECTED"  # refused by a queue: full, timed out, closing
+    CANCELED = "CANCELED"  # the caller left
+    BACKEND = "BACKEND"  # the model failed
+    OTHER = "OTHER"  # found wrong before it reached the model
+
+
+@dataclass(slots=True)
+class Duration:
+    """How many times something happened and how long that took in all."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        """`seconds` is the sum over all `count`. A negative time, from a stamp never set, counts as none."""
+        self.count += count
+        self.ns += max(0, round(seconds * 1e9))
+
+
+@dataclass(slots=True)
+class BatchStatistics:
+    """Executions of one batch size; each count is one execution."""
+
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+
+
+@dataclass(slots=True)
+class ResponseStatistics:
+    """The n-th answers of a decoupled model's requests."""
+
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    empty_response: Duration = field(default_factory=Duration)
+    cancel: Duration = field(default_factory=Duration)
+
+
+@dataclass(slots=True)
+class Counts:
+    """The numbers themselves, named as in the protocol's `model_stats`.
+
+    `inference_count` is the rows of all executions and `execution_count` the executions, so both
+    equal the sums over `batch_stats`; answers from the cache are in neither. Times of a request that
+    shared a batch are those of the whole batch. `last_inference` is wall-clock milliseconds.
+    """
+
+    last_inference: int = 0
+    inference_count: int = 0
+    execution_count: int = 0
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    queue: Duration = field(default_factory=Duration)
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    cache_hit: Duration = field(default_factory=Duration)
+    cache_miss: Duration = field(default_factory=Duration)
+    batch_stats: dict[int, BatchStatistics] = field(default_factory=dict)
+    response_stats: dict[int, ResponseStatistics] = field(default_factory=dict)
+    failures: dict[Failure, int] = field(default_factory=lambda: dict.fromkeys(Failure, 0))
+
+
+class ModelStatistics:
+    """The counts of one model version. Any thread may write or read; a reader never sees half an update."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = Counts()
+
+    def snapshot(self) -> Counts:
+        """A copy that stays as it is."""
+        with self._lock:
+            return deepcopy(self._counts)
+
+    def executed(self, rows: int, times: Times) -> None:
+        """The model ran once, on `rows` rows (1 for a model without batching)."""
+        with self._lock:
+            counts = self._counts
+            counts.last_inference = round(time.time() * 1000)
+            counts.execution_count += 1
+            counts.inference_count += rows
+            batch = counts.batch_stats.get(rows)
+            if batch is None:
+                batch = counts.batch_stats[rows] = BatchStatistics()
+            batch.compute_input.add(times.compute_input_end - times.compute_start)
+            batch.compute_infer.add(times.compute_output_start - times.compute_input_end)
+            batch.compute_output.add(times.compute_end - times.compute_output_start)
+
+    def succeeded(self, requests: Sequence[Times]) -> None:
+        """These requests of one execution got their answers."""
+        count = len(requests)
+        if not count:
+            return
+        first = requests[0]
+        total = queued = 0.0
+        for times in requests:
+            total += times.compute_end - (times.received or times.queued)
+            queued += first.compute_start - times.queued
+        with self._lock:
+            counts = self._counts
+            counts.success.add(total, count)
+            counts.queue.add(queued, count)
+            counts.compute_input.add(count * (first.compute_input_end - first.compute_start), count)
+            counts.compute_infer.add(count * (first.compute_output_start - first.compute_input_end), count)
+            counts.compute_output.add(count * (first.compute_end - first.compute_output_start), count)
+
+    def failed(self, reason: Failure, seconds: float = 0.0) -> None:
+        """One request ended without an answer, `seconds` after it came in."""
+        with self._lock:
+            self._counts.fail.add(seconds)
+            self._counts.failures[reason] += 1
+
+    def hit(self, times: Times, lookup: float) -> None:
+        """A request was answered from the response cache, whose look-up took `lookup` seconds."""
+        with self._lock:
+            counts = self._counts
+            counts.last_inference = round(time.time() * 1000)
+            counts.cache_hit.add(lookup)
+            counts.queue.add(0.0)
+            counts.success.add(times.compute_end - (times.received or times.queued))
+
+    def missed(self, seconds: float) -> None:
+        """The cache did not have an answer; `seconds` is the look-up and the later insertion."""
+        with self._lock:
+            self._counts.cache_miss.add(seconds)
+
+    def responded(self, index: int, outcome: str, *, infer: float = 0.0, output: float = 0.0) -> None:
+        """A decoupled model gave answer number `index` (0 the first) of a request.
+
+        `outcome` is "success", "fail", "empty_response" or "cancel"; `infer` and `output` are its seconds.
+        """
+        with self._lock:
+            response = self._counts.response_stats.setdefault(index, ResponseStatistics())
+            ending: Duration = getattr(response, outcome)
+            ending.add(infer + output)
+            if outcome in ("success", "fail"):
+                response.compute_infer.add(infer)
+                response.compute_output.add(output)
