@@ -35,7 +35,13 @@ class TensorInstance(Protocol):
 
 
 class TensorBackend(Protocol):
-    """A model file opened by its framework: it completes the config and makes instances."""
+    """A model file opened by its framework: it completes the config and makes instances.
+
+    `num_gpus` is how many GPUs it can place instances on, 0 for none.
+    """
+
+    @property
+    def num_gpus(self) -> int: ...
 
     def complete(self, config: ModelConfig) -> ModelConfig:
         """`config` with what the file knows (inputs, outputs, max_batch_size) filled in where left out.

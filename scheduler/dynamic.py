@@ -1,0 +1,218 @@
+"""The queue between those who ask and the threads that run a model.
+
+Arrivals are pulled: a free thread takes what has gathered by the time it runs, so batches grow by
+themselves under load. At most one thread is on its way to the queue at a time; the one that arrives
+wakes the next if it leaves work behind.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+
+from backends.api.errors import Code, ServingError
+from scheduler.alarm import Alarm
+from scheduler.batch import QUEUE_FULL, BatchPolicy, BatchQueue, Waiting, next_batch, refusal
+
+STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+_LONGEST_WAIT = 3600.0  # seconds; a thread that wakes early only looks again
+
+
+class Seat:
+    """Where one thread waits for work. `gate` is held while it is closed; only the scheduler opens it."""
+
+    __slots__ = ("busy", "called", "gate", "timing")
+
+    def __init__(self) -> None:
+        self.gate = threading.Lock()
+        self.gate.acquire()
+        self.called = False  # the gate was opened and the thread has not come back yet
+        self.timing = False  # it waits for a batch's delay to pass
+        self.busy = False  # it has a batch
+
+
+class BatchScheduler:
+    """Forms batches for the threads that `take` them.
+
+    A request that was submitted leaves exactly once: in a batch, by `discard`, or through `on_refused`
+    with the error that its queue policy or its deadline gave it, at the time set and not when a thread is free.
+    `on_accepted` is called in queue order, under the lock.
+    """
+
+    def __init__(
+        self,
+        policy: BatchPolicy,
+        on_refused: Callable[[Waiting, ServingError], None],
+        alarm: Alarm,
+        on_accepted: Callable[[Waiting], None] | None = None,
+    ) -> None:
+        self._policy = policy
+        self._on_refused = on_refused
+        self._on_accepted = on_accepted
+        self._alarm = alarm
+        self._lock = threading.Lock()
+        self._queue = BatchQueue(policy)
+        self._formed: deque[list[Waiting]] = deque()  # batches that wait for a thread already called
+        self._idle: list[Seat] = []
+        self._num_called = 0
+        self._num_timing = 0
+        self._num_busy = 0  # batches formed and not finished
+        self._smallest_preferred = min(policy.preferred, default=0)
+        self._armed = inf
+        self._closing = False
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that are queued and not yet in a batch."""
+        return len(self._queue)
+
+    def submit(self, waiting: Waiting) -> None:
+        """Queue a request. Raises ServingError: OVERLOADED with a full queue, UNAVAILABLE while closing."""
+        refused: list[Waiting] = []
+        with self._lock:
+            if self._closing:
+                raise ServingError(Code.UNAVAILABLE, STOPPING, reason="closing")
+            queue = self._queue
+            if queue.is_full(waiting.level):
+                refused = self._make_room(waiting.level)
+            is_full = queue.is_full(waiting.level)
+            if not is_full:
+                joins = self._num_timing and len(queue) and waiting.key == queue.last_key
+                queue.add(waiting)
+                if self._on_accepted is not None:
+                    self._on_accepted(waiting)
+                if not (joins and queue.num_rows < self._smallest_preferred):
+                    self._call_one()
+                if queue.next_deadline < self._armed:
+                    self._arm()
+        self._refuse(refused)
+        if is_full:
+            raise ServingError(Code.OVERLOADED, f"{waiting.request.label} {QUEUE_FULL}", reason="queue_full")
+
+    def discard(self, waiting: Waiting) -> bool:
+        """Take back a request that still waits; False if it is in a batch or gone."""
+        with self._lock:
+            return self._queue.remove(waiting)
+
+    def take(self, seat: Seat) -> list[Waiting] | None:
+        """The next batch for the calling thread, None when the scheduler is closed and empty. Blocks.
+
+        To ask again is to say that the last batch is finished.
+        """
+        self._finish(seat)
+        while True:
+            with self._lock:
+                self._return(seat)
+                batch, refused, wait = self._form()
+                if batch:
+                    seat.busy = True
+                    if len(self._queue):
+                        self._call_one()
+                elif self._closing:
+                    return None
+                else:
+                    self._sit_down(seat, wait)
+            self._refuse(refused)
+            if batch:
+                return batch
+            seat.gate.acquire(timeout=-1 if wait == inf else min(wait, _LONGEST_WAIT))
+
+    def close(self) -> None:
+        """Refuse new requests, hand out what is queued without delay, then let every thread go."""
+        with self._lock:
+            self._closing = True
+            self._policy = replace(self._policy, max_delay=0.0)
+            while self._idle:
+                self._call(self._idle.pop())
+
+    def closed(self) -> None:
+        """All threads are gone: nothing calls back any more."""
+        self._alarm.clear(self._expire)
+
+    def check(self) -> None:
+        """Recount what is counted on the way (for tests)."""
+        with self._lock:
+            waiting = list(self._queue)
+            assert len(waiting) == len(self._queue) == len(set(waiting))
+            assert sum(item.rows for item in waiting) == self._queue.num_rows
+            assert sum(seat.timing for seat in self._idle) == self._num_timing
+
+    # Under the lock
+
+    def _form(self) -> tuple[list[Waiting], list[Waiting], float]:
+        if self._formed:
+            return self._formed.popleft(), [], 0.0
+        now = time.monotonic()
+        batch, refused, wait = next_batch(self._queue, self._policy, now, busy=self._num_busy > 0)
+        if batch:
+            self._num_busy += 1
+        return batch, refused, wait
+
+    def _make_room(self, level: int) -> list[Waiting]:
+        """Form now the batches that free threads are about to take, so that the limit counts only those that wait."""
+        refused = self._queue.expire(time.monotonic())
+        num_takers = len(self._idle) + self._num_called
+        while self._queue.is_full(level) and len(self._formed) < num_takers:
+            batch, late, _ = next_batch(self._queue, self._policy, time.monotonic(), busy=self._num_busy > 0)
+            refused += late
+            if not batch:
+                break
+            self._num_busy += 1
+            self._formed.append(batch)
+            if self._num_called < len(self._formed):
+                self._call(self._idle.pop())
+        return refused
+
+    def _call_one(self) -> None:
+        if self._idle and not self._num_called:
+            self._call(self._idle.pop())
+
+    def _call(self, seat: Seat) -> None:
+        seat.called = True
+        self._num_called += 1
+        if seat.timing:
+            seat.timing = False
+            self._num_timing -= 1
+        seat.gate.release()
+
+    def _sit_down(self, seat: Seat, wait: float) -> None:
+        self._idle.append(seat)
+        if wait != inf:
+            seat.timing = True
+            self._num_timing += 1
+
+    def _return(self, seat: Seat) -> None:
+        if seat.called:
+            seat.called = False
+            self._num_called -= 1
+            seat.gate.acquire(blocking=False)  # still open if the wait had ended by itself just before the call
+        elif seat in self._idle:
+            self._idle.remove(seat)
+            if seat.timing:
+                seat.timing = False
+                self._num_timing -= 1
+
+    def _arm(self) -> None:
+        self._armed = self._queue.next_deadline
+        if self._armed != inf:
+            self._alarm.set(self._expire, self._armed)
+
+    # Outside the lock
+
+    def _finish(self, seat: Seat) -> None:
+        if seat.busy:
+            seat.busy = False
+            with self._lock:
+                self._num_busy -= 1
+
+    def _expire(self) -> None:
+        with self._lock:
+            refused = self._queue.expire(time.monotonic())
+            self._arm()
+        self._refuse(refused)
+
+    def _refuse(self, refused: list[Waiting]) -> None:
+        for waiting in refused:
+            self._on_refused(waiting, refusal(waiting, time.monotonic()))
