@@ -1,0 +1,70 @@
+"""The plain answers: each choice's stream, folded, in one JSON object."""
+
+from collections.abc import Sequence
+
+import orjson
+
+from openai_api.choice import Choice, Delta
+from openai_api.generation_fields import GenerationOptions
+from openai_api.identity import Identity
+from openai_api.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsForm, TokenTexts, prompt_logprobs
+from openai_api.usage import Usage
+
+Folded = Sequence[tuple[Choice, Delta]]
+
+
+def chat_answer(
+    identity: Identity, options: GenerationOptions, folded: Folded, usage: Usage, texts: TokenTexts
+) -> bytes:
+    answer = identity.as_json("chat.completion")
+    answer["choices"] = [_chat_choice(options, choice, delta, texts) for choice, delta in folded]
+    answer["usage"] = usage.as_json()
+    first = folded[0][0]
+    top = options.sampling.prompt_logprobs
+    if top is not None:
+        answer["prompt_logprobs"] = prompt_logprobs(first.prompt_logprobs or [], texts, top)
+    if options.return_token_ids:
+        answer["prompt_token_ids"] = first.request.prompt
+    return orjson.dumps(answer)
+
+
+def completion_answer(
+    identity: Identity, options: GenerationOptions, folded: Folded, usage: Usage, texts: TokenTexts
+) -> bytes:
+    answer = identity.as_json("text_completion")
+    answer["choices"] = [_completion_choice(options, choice, delta, texts) for choice, delta in folded]
+    answer["usage"] = usage.as_json()
+    return orjson.dumps(answer)
+
+
+def _chat_choice(options: GenerationOptions, choice: Choice, delta: Delta, texts: TokenTexts) -> dict[str, object]:
+    message: dict[str, object] = {"role": "assistant", "content": delta.text, "refusal": None, "annotations": []}
+    return {"index": choice.index, "message": message, **_ending(options, delta, _chat_form(options, texts))}
+
+
+def _completion_choice(
+    options: GenerationOptions, choice: Choice, delta: Delta, texts: TokenTexts
+) -> dict[str, object]:
+    form = None if options.sampling.logprobs is None else CompletionLogprobs(texts, options.sampling.logprobs)
+    members = {"index": choice.index, "text": delta.text, **_ending(options, delta, form)}
+    top = options.sampling.prompt_logprobs
+    if top is not None:
+        members["prompt_logprobs"] = prompt_logprobs(choice.prompt_logprobs or [], texts, top)
+    if options.return_token_ids:
+        members["prompt_token_ids"] = choice.request.prompt
+    return members
+
+
+def _ending(options: GenerationOptions, delta: Delta, form: LogprobsForm | None) -> dict[str, object]:
+    members: dict[str, object] = {
+        "logprobs": None if form is None else form.render(delta.entries),
+        "finish_reason": delta.finish_reason,
+        "stop_reason": delta.stop_reason,
+    }
+    if options.return_token_ids:
+        members["token_ids"] = delta.tokens
+    return members
+
+
+def _chat_form(options: GenerationOptions, texts: TokenTexts) -> LogprobsForm | None:
+    return None if options.sampling.logprobs is None else ChatLogprobs(texts, options.sampling.logprobs)

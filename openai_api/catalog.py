@@ -1,0 +1,97 @@
+"""Which models this face serves, under which ids: `name`, or `name:version` for one version of several."""
+
+from collections.abc import Callable, Sequence
+
+from backends.api.base import LiveModel
+from backends.api.errors import Code, ServingError
+from openai_api.errors import invalid, unsupported
+from openai_api.model import TextModel
+
+Find = Callable[[str, str], LiveModel]
+"""(name, version or "") -> the model that serves it now. Raises ServingError."""
+ListModels = Callable[[], Sequence[LiveModel]]
+"""Every model version that is ready."""
+
+
+class Catalog:
+    """Answers by the repository's state of the moment; keeps none of its own but `created`, in Unix seconds."""
+
+    def __init__(self, find: Find, list_models: ListModels, created: int) -> None:
+        self._find = find
+        self._list = list_models
+        self._created = created
+
+    def text_model(self, model_id: str) -> tuple[str, TextModel]:
+        """The id to answer under and the model; "" is the only text model there is.
+
+        Raises ServingError: model_not_found, or UNAVAILABLE while it loads.
+        """
+        if not model_id:
+            model_id = self._only_one()
+        model = self._live(model_id)
+        if not isinstance(model, TextModel):
+            raise unsupported("model", f"the model '{model_id}' does not generate text", "unsupported_endpoint")
+        return model_id, model
+
+    def cards(self) -> dict[str, object]:
+        return {"object": "list", "data": [self._card(model_id, model) for model_id, model in self._ids().items()]}
+
+    def card(self, model_id: str) -> dict[str, object]:
+        """The model object of one id. Raises ServingError as `text_model`."""
+        return self._card(*self.text_model(model_id))
+
+    def _only_one(self) -> str:
+        names = {model.config.name for model in self._ids().values()}
+        if len(names) != 1:
+            raise invalid("missing_required_parameter", "model", "'model' is required: this server has several models")
+        return names.pop()
+
+    def _live(self, model_id: str) -> LiveModel:
+        """The model called `model_id` or, when there is none, the version named after its last colon."""
+        try:
+            return self._find(model_id, "")
+        except ServingError as error:
+            name, colon, version = model_id.rpartition(":")
+            if error.code is not Code.NOT_FOUND or not (colon and version.isdigit()):
+                raise _unavailable(error, model_id) from None
+        try:
+            return self._find(name, version)
+        except ServingError as error:
+            raise _unavailable(error, model_id) from None
+
+    def _ids(self) -> dict[str, TextModel]:
+        """Every id of every text model: the bare name, and each version where there are several."""
+        ids: dict[str, TextModel] = {}
+        by_name: dict[str, list[TextModel]] = {}
+        for model in self._list():
+            if isinstance(model, TextModel):
+                by_name.setdefault(model.config.name, []).append(model)
+        for name, versions in sorted(by_name.items()):
+            ids[name] = max(versions, key=lambda model: int(model.version))
+            if len(versions) > 1:
+                ids |= {f"{name}:{model.version}": model for model in versions}
+        return ids
+
+    def _card(self, model_id: str, model: TextModel) -> dict[str, object]:
+        return {
+            "id": model_id,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "tidegate",
+            "root": model.config.name,
+            "parent": None,
+            "max_model_len": model.max_model_len,
+            "permission": [],
+        }
+
+
+def _unavailable(error: ServingError, model_id: str) -> ServingError:
+    """The repository's error in this face's words."""
+    if error.code is Code.NOT_FOUND:
+        message = f"The model '{model_id[:200]}' does not exist or is not served here."
+        return ServingError(Code.NOT_FOUND, message, param="model", reason="model_not_found")
+    if error.code is Code.UNAVAILABLE and error.reason is None:
+        return ServingError(
+            error.code, error.message, param="model", reason="model_not_ready", retry_after=error.retry_after
+        )
+    return error

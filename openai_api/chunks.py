@@ -1,0 +1,120 @@
+"""The chunks of a streamed answer, as bytes ready to send.
+
+All that does not change over an answer is encoded once; a chunk joins it with its few changing members, since this
+runs for every token of every stream.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from openai_api.ascii_json import ascii_json, ascii_string
+from openai_api.choice import Choice, Delta
+from openai_api.generation_fields import GenerationOptions
+from openai_api.identity import Identity
+from openai_api.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsForm, TokenTexts
+from openai_api.usage import Usage
+
+_FINISH = {None: b"null", "stop": b'"stop"', "length": b'"length"'}
+
+
+class Chunks:
+    """Writes one answer's chunks; each has one choice, or none and the usage.
+
+    `usage` is the running count that the answer keeps: chunks carry it as it stands, where the request wants that.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, identity: Identity, options: GenerationOptions, usage: Usage, texts: TokenTexts) -> None:
+        self._before = b"data: " + ascii_json(identity.as_json(self.kind))[:-1] + b',"choices":['
+        self._usage = usage
+        self._continuous = options.continuous_usage
+        self._after = b',"usage":null}\n\n' if options.include_usage else b"}\n\n"
+        self._with_ids = options.return_token_ids
+        self._top = options.sampling.logprobs
+        self._texts = texts
+        self._forms: dict[int, LogprobsForm] = {}
+        self._ids_told: set[int] = set()
+
+    def opening(self, choices: Sequence[Choice]) -> bytes:
+        """The chunks before any token, in the order of the choices."""
+        return b""
+
+    def delta(self, choice: Choice, delta: Delta) -> bytes:
+        members = [
+            b'{"index":%d,' % choice.index,
+            self._content(delta),
+            b',"logprobs":',
+            self._logprobs(choice, delta),
+            b',"finish_reason":',
+            _FINISH[delta.finish_reason],
+        ]
+        if delta.finish_reason is not None:
+            members += b',"stop_reason":', ascii_json(delta.stop_reason)
+        if self._with_ids:
+            members += b',"token_ids":', ascii_json(delta.tokens)
+        return self._chunk(b"".join(members), choice)
+
+    def final_usage(self) -> bytes:
+        """The chunk without choices that carries the whole usage."""
+        return self._before + b'],"usage":' + ascii_json(self._usage.as_json()) + b"}\n\n"
+
+    def _chunk(self, choice_members: bytes, choice: Choice) -> bytes:
+        """A chunk of the one choice whose object, its closing brace aside, is `choice_members`."""
+        after = self._after
+        if self._continuous:
+            after = b',"usage":' + ascii_json(self._usage.as_json()) + b"}\n\n"
+        if self._with_ids and choice.index not in self._ids_told:
+            self._ids_told.add(choice.index)
+            choice_members, after = self._with_prompt_ids(choice_members, after, ascii_json(choice.request.prompt))
+        return b"".join((self._before, choice_members, b"}]", after))
+
+    def _with_prompt_ids(self, choice_members: bytes, after: bytes, ids: bytes) -> tuple[bytes, bytes]:
+        """Where the first chunk of a choice carries its prompt's ids."""
+        raise NotImplementedError
+
+    def _content(self, delta: Delta) -> bytes:
+        """The member that holds the text."""
+        raise NotImplementedError
+
+    def _form(self, top: int) -> LogprobsForm:
+        raise NotImplementedError
+
+    def _logprobs(self, choice: Choice, delta: Delta) -> bytes:
+        if self._top is None or not delta.entries:
+            return b"null"
+        form = self._forms.get(choice.index)
+        if form is None:
+            form = self._forms[choice.index] = self._form(self._top)
+        return ascii_json(form.render(delta.entries))
+
+
+class ChatChunks(Chunks):
+    kind = "chat.completion.chunk"
+
+    def opening(self, choices: Sequence[Choice]) -> bytes:
+        """The role of each choice: given here and never again, since clients add up what they get."""
+        role = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
+        return b"".join(self._chunk(role % choice.index, choice) for choice in choices)
+
+    def _content(self, delta: Delta) -> bytes:
+        return b'"delta":{"content":' + ascii_string(delta.text) + b"}" if delta.text else b'"delta":{}'
+
+    def _form(self, top: int) -> LogprobsForm:
+        return ChatLogprobs(self._texts, top)
+
+    def _with_prompt_ids(self, choice_members: bytes, after: bytes, ids: bytes) -> tuple[bytes, bytes]:
+        return choice_members, b',"prompt_token_ids":' + ids + after
+
+
+class CompletionChunks(Chunks):
+    kind = "text_completion"
+
+    def _content(self, delta: Delta) -> bytes:
+        return b'"text":' + ascii_string(delta.text)
+
+    def _form(self, top: int) -> LogprobsForm:
+        return CompletionLogprobs(self._texts, top)
+
+    def _with_prompt_ids(self, choice_members: bytes, after: bytes, ids: bytes) -> tuple[bytes, bytes]:
+        return choice_members + b',"prompt_token_ids":' + ids, after

@@ -1,0 +1,86 @@
+"""An accepted request: its choices run by the engine, their deltas written to a stream or folded into an answer."""
+
+import asyncio
+from collections.abc import Sequence
+
+from backends.api.errors import ServingError
+from openai_api.choice import Choice, Delta
+from openai_api.chunks import Chunks
+from openai_api.model import TextModel
+from openai_api.sse import EventStream
+from openai_api.usage import Usage
+
+
+class Generation:
+    """Owns the engine's requests from `submit` to `close`, which cancels those still running.
+
+    `firsts` are the choices that stand for their prompts, one a prompt: a prompt's tokens are counted once.
+    """
+
+    def __init__(self, choices: Sequence[Choice], firsts: Sequence[Choice]) -> None:
+        self.choices = choices
+        self.usage = Usage(prompt=sum(len(choice.request.prompt) for choice in firsts))
+        self._uncounted = {choice.index for choice in firsts}
+        self._num_open = len(choices)
+
+    def submit(self, model: TextModel) -> None:
+        """Give every choice to the engine, or none: raises ServingError as soon as one is refused."""
+        try:
+            for choice in self.choices:
+                model.generate(choice.request)
+        except ServingError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for choice in self.choices:
+            choice.request.stream.cancel("the client left")
+
+    async def fold(self) -> list[tuple[Choice, Delta]]:
+        """Each choice with the whole of its stream. Raises ServingError when one fails."""
+        folded = []
+        for choice in self.choices:
+            whole = await choice.whole()
+            self._count(choice, whole)
+            folded.append((choice, whole))
+        return folded
+
+    async def stream(self, events: EventStream, chunks: Chunks, with_usage: bool) -> None:
+        """Write every delta as it comes, each choice at its own pace, then the usage and the end."""
+        opening = chunks.opening(self.choices)
+        if opening:
+            await events.write(opening)
+        if len(self.choices) == 1:
+            last = await self._pump(self.choices[0], events, chunks)
+        else:
+            last = await self._pump_all(events, chunks)
+        await events.done(last + chunks.final_usage() if with_usage else last)
+
+    async def _pump_all(self, events: EventStream, chunks: Chunks) -> bytes:
+        try:
+            async with asyncio.TaskGroup() as group:
+                pumps = [group.create_task(self._pump(choice, events, chunks)) for choice in self.choices]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return b"".join(pump.result() for pump in pumps)
+
+    async def _pump(self, choice: Choice, events: EventStream, chunks: Chunks) -> bytes:
+        """Write one choice's chunks. Those of the last choice's end are returned: they leave with the end of the stream."""
+        while True:
+            written = bytearray()
+            for delta in await choice.take():
+                self._count(choice, delta)
+                written += chunks.delta(choice, delta)
+            if choice.finished:
+                self._num_open -= 1
+                if self._num_open == 0:
+                    return bytes(written)
+            await events.write(bytes(written))
+            if choice.finished:
+                return b""
+
+    def _count(self, choice: Choice, delta: Delta) -> None:
+        self.usage.completion += len(delta.tokens)
+        if choice.index in self._uncounted:
+            self._uncounted.discard(choice.index)
+            self.usage.cached += choice.num_cached

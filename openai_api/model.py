@@ -1,0 +1,26 @@
+"""What this face needs of a model that speaks text: a `LiveModel` with a tokenizer, a template and an engine."""
+
+from typing import Protocol, runtime_checkable
+
+from backends.api.base import LiveModel
+from backends.api.request import GenerateRequest
+from backends.text.template import ChatTemplate
+from backends.text.tokenizer import Tokenizer
+
+
+@runtime_checkable
+class TextModel(LiveModel, Protocol):
+    """`max_model_len` bounds prompt and answer together, in tokens. `template` None: the model cannot chat."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def template(self) -> ChatTemplate | None: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    def generate(self, request: GenerateRequest) -> None:
+        """Take a request; its tokens come on its stream. Raises ServingError if refused at once."""
+        ...

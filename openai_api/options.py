@@ -1,0 +1,22 @@
+"""What an operator may set about the OpenAI face. Filled in by the gateway's settings."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAIOptions:
+    """Limits and intervals of the OpenAI face; times in seconds.
+
+    `request_timeout` None: a request may wait and run as long as its client stays. `keep_alive_interval` 0: no
+    heartbeats. `strict_max_tokens`: refuse a `max_tokens` that does not fit beside the prompt instead of clamping it.
+    """
+
+    max_body_bytes: int = 16 * 2**20
+    body_timeout: float = 60.0
+    request_timeout: float | None = None
+    keep_alive_interval: float = 12.0
+    send_timeout: float = 60.0
+    max_choices: int = 128
+    max_prompts: int = 1024
+    max_messages: int = 4096
+    strict_max_tokens: bool = False

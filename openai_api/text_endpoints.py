@@ -1,0 +1,103 @@
+"""Chat and text completions: from a body to a running generation, and from its deltas to an answer."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from openai_api.answers import Folded, chat_answer, completion_answer
+from openai_api.catalog import Catalog
+from openai_api.choices import make_choices
+from openai_api.chunks import ChatChunks, Chunks, CompletionChunks
+from openai_api.exchange import Exchange
+from openai_api.generation import Generation
+from openai_api.generation_fields import GenerationOptions
+from openai_api.identity import Identity
+from openai_api.logprobs import TokenTexts
+from openai_api.model import TextModel
+from openai_api.options import OpenAIOptions
+from openai_api.prompt import PreparedPrompt, prepare_chat, prepare_completion
+from openai_api.usage import Usage
+from openai_api.wire import read_chat, read_completion
+
+T = TypeVar("T")
+Prepare = Callable[[TextModel], Sequence[PreparedPrompt]]
+Answer = Callable[[Identity, GenerationOptions, Folded, Usage, TokenTexts], bytes]
+
+INLINE_BODY = 4096  # bytes; what a larger body asks for is parsed, rendered and tokenized on a worker thread
+
+
+@dataclass(frozen=True, slots=True)
+class TextService:
+    """What the endpoints share. `workers` run what would hold up the event loop."""
+
+    catalog: Catalog
+    options: OpenAIOptions
+    workers: Executor
+
+    async def off_loop(self, body: bytes, function: Callable[[], T]) -> T:
+        """`function()`, which takes time in proportion to `body`."""
+        if len(body) <= INLINE_BODY:
+            return function()
+        return await asyncio.get_running_loop().run_in_executor(self.workers, function)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How one endpoint names and writes its answers."""
+
+    id_prefix: str
+    chunks: type[Chunks]
+    answer: Answer
+
+
+CHAT = Form("chatcmpl", ChatChunks, chat_answer)
+COMPLETION = Form("cmpl", CompletionChunks, completion_answer)
+
+
+async def serve_chat(service: TextService, exchange: Exchange, body: bytes) -> None:
+    """POST /v1/chat/completions"""
+    request = await service.off_loop(body, partial(read_chat, body, service.options))
+    prepare = partial(prepare_chat, request=request, strict=service.options.strict_max_tokens)
+    await _serve(service, exchange, body, CHAT, request.options, prepare)
+
+
+async def serve_completion(service: TextService, exchange: Exchange, body: bytes) -> None:
+    """POST /v1/completions"""
+    request = await service.off_loop(body, partial(read_completion, body, service.options))
+    prepare = partial(prepare_completion, request=request, strict=service.options.strict_max_tokens)
+    await _serve(service, exchange, body, COMPLETION, request.options, prepare)
+
+
+async def _serve(
+    service: TextService,
+    exchange: Exchange,
+    body: bytes,
+    form: Form,
+    options: GenerationOptions,
+    prepare: Prepare,
+) -> None:
+    """Find the model, make prompts and choices, give them to the engine, and answer.
+
+    The engine's requests are given back however this ends: answer, error, or a cancel because the client left.
+    """
+    exchange.take_id(options.request_id)
+    model_id, model = service.catalog.text_model(options.model)
+    identity = Identity.new(form.id_prefix, model_id, options.echo_service_tier)
+    timeout = service.options.request_timeout
+    choices = await service.off_loop(body, lambda: make_choices(identity, model, options, prepare(model), timeout))
+    generation = Generation(choices, firsts=choices[:: options.n])
+    texts = TokenTexts(model.tokenizer, options.tokens_as_ids)
+    try:
+        generation.submit(model)
+        if options.stream:
+            chunks = form.chunks(identity, options, generation.usage, texts)
+            await generation.stream(await exchange.open_stream(), chunks, options.include_usage)
+        else:
+            folded = await generation.fold()
+            await exchange.answer(form.answer(identity, options, folded, generation.usage, texts))
+    finally:
+        generation.close()
+        exchange.note = f"{identity.id} model={model_id} {generation.usage}"

@@ -1,0 +1,22 @@
+"""How many tokens a request took, as the `usage` object counts them."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Usage:
+    """`prompt` counts each prompt once, however many choices share it; `cached` is the part of it that was found
+    in the prefix cache; `completion` counts every generated token of every choice."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        }
