@@ -1,0 +1,51 @@
+"""The errors of loading and of a stopping server, in Triton's words where it has them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from backends.api.errors import Code, ServingError
+from model_repository.states import reason_of
+
+
+def stopping() -> ServingError:
+    return ServingError(
+        Code.UNAVAILABLE,
+        "Server is stopping, scheduler for model has stopped accepting new inference requests",
+        reason="stopping",
+    )
+
+
+def control_not_allowed() -> ServingError:
+    return ServingError(Code.UNAVAILABLE, "explicit model load / unload is not allowed if polling is enabled")
+
+
+def unknown_to_load(name: str) -> ServingError:
+    return ServingError(
+        Code.INTERNAL, f"failed to load '{name}', failed to poll from model repository", reason="unknown_model"
+    )
+
+
+def unreadable(name: str, error: OSError) -> ServingError:
+    return ServingError(Code.UNAVAILABLE, f"the files of model '{name}' cannot be read or written: {error.strerror}")
+
+
+def not_unique(name: str, folders: Sequence[Path], *, namespacing: bool) -> ServingError:
+    places = ", ".join(str(folder.parent) for folder in folders)
+    if namespacing:
+        text = f"There are {len(folders)} identifiers of model '{name}', a request cannot tell them apart: {places}"
+    else:
+        text = f"model '{name}' is not unique across all model repositories: {places}"
+    return ServingError(Code.INVALID, text)
+
+
+def load_failed(name: str, cause: ServingError) -> ServingError:
+    """The answer to a load whose model could not be read; that a model is unknown is said as it is."""
+    if cause.reason == "unknown_model":
+        return cause
+    return ServingError(Code.INVALID, f"load failed for model '{name}': {cause.message}")
+
+
+def versions_failed(name: str, causes: Mapping[str, ServingError]) -> ServingError:
+    """The answer to a load of which these versions (version -> cause) did not come up."""
+    lines = (f"version {version} is at UNAVAILABLE state: {reason_of(cause)};\n" for version, cause in causes.items())
+    return ServingError(Code.INVALID, f"load failed for model '{name}': {''.join(lines)}")
