@@ -18,7 +18,7 @@ from model_repository.positions import Place, field_places, place_of
 from model_repository.proto import from_proto, to_proto
 from model_repository.refused import refused_fields
 
-__all__ = ["parse_json", "parse_text", "to_json", "to_proto", "to_text"]
+__all__ = ["parse_json", "parse_text", "read_text", "to_json", "to_proto", "to_text"]
 
 _POSITION = re.compile(r"^(\d+):(\d+) : (?:'(.*?)': (?=[A-Z]))?(.*)", re.DOTALL)
 _NO_FIELD = re.compile(r'Message type "([\w.]+)" has no field named "([^"]*)"')
@@ -47,6 +47,14 @@ def parse_text(data: bytes, file: str) -> ModelConfig:
 
     Raises ConfigError: INVALID for text that is not one, UNSUPPORTED for a field this server does not act on.
     """
+    config, refused = read_text(data, file)
+    for finding in refused:
+        raise ConfigError(finding, code=Code.UNSUPPORTED)
+    return config
+
+
+def read_text(data: bytes, file: str) -> tuple[ModelConfig, list[Finding]]:
+    """As `parse_text`, with the fields this server does not act on listed rather than raised."""
     text = _decode(data, file)
     message = pb.ModelConfig()
     try:
@@ -55,7 +63,8 @@ def parse_text(data: bytes, file: str) -> ModelConfig:
         raise ConfigError(_text_finding(str(error), file)) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(Finding(file, f"not a model configuration: {error}")) from None
-    return _accept(message, file, field_places(text))
+    places = field_places(text)
+    return _typed(message, file, places), _refused(message, file, places)
 
 
 def parse_json(text: str, file: str) -> ModelConfig:
@@ -76,7 +85,9 @@ def parse_json(text: str, file: str) -> ModelConfig:
         json_format.ParseDict(value, message)
     except (json_format.ParseError, TypeError, ValueError) as error:
         raise ConfigError(_json_finding(str(error), file)) from None
-    return _accept(message, file, {})
+    for finding in _refused(message, file, {}):
+        raise ConfigError(finding, code=Code.UNSUPPORTED)
+    return _typed(message, file, {})
 
 
 def to_json(config: ModelConfig) -> dict[str, Any]:
@@ -99,14 +110,16 @@ def _decode(data: bytes, file: str) -> str:
         ) from None
 
 
-def _accept(message: Any, file: str, places: dict[str, Place]) -> ModelConfig:
-    for path in refused_fields(message):
-        text = f"field '{path}' is not supported by this server yet: remove it to serve this model without it"
-        raise ConfigError(Finding(file, text, *place_of(path, places)), code=Code.UNSUPPORTED)
+def _typed(message: Any, file: str, places: dict[str, Place]) -> ModelConfig:
     try:
         return from_proto(message)
     except ServingError as error:
         raise ConfigError(Finding(file, error.message, *place_of(error.param or "", places))) from None
+
+
+def _refused(message: Any, file: str, places: dict[str, Place]) -> list[Finding]:
+    text = "field '{}' is not supported by this server yet: remove it to serve this model without it"
+    return [Finding(file, text.format(path), *place_of(path, places)) for path in refused_fields(message)]
 
 
 def _text_finding(error: str, file: str) -> Finding:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,10 @@ def make(tmp_path: Path, loader: Any) -> Make:
         return Repository(RepositoryOptions(paths=paths, mode=mode, **options), loader, on_change)  # type: ignore[arg-type]
 
     return build
+
+
+def listing(folder: Path) -> set[Path]:
+    return set(folder.iterdir())
 
 
 async def settle() -> None:
@@ -282,7 +285,7 @@ async def test_a_temporary_folder_is_gone_after_a_failed_load(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     config = json.dumps({"backend": "identity", "parameters": {"fail": {"string_value": "no"}}})
-    before = set(os.listdir(tmp_path))
+    before = listing(tmp_path)
     for override, files in (
         (config, {"file:1/a": b""}),
         ("{", {"file:1/a": b""}),
@@ -290,7 +293,7 @@ async def test_a_temporary_folder_is_gone_after_a_failed_load(
     ):
         with pytest.raises(ServingError):
             await make().load("m", override, files)
-    assert set(os.listdir(tmp_path)) == before
+    assert listing(tmp_path) == before
 
 
 async def test_a_caller_that_leaves_does_not_stop_a_load(make: Make, write_model: Any, loader: Any) -> None:
