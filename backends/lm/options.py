@@ -73,14 +73,14 @@ class LmOptions:
         return options
 
 
-class _Rejected(Exception):
+class _RejectedError(Exception):
     """Carries what was expected."""
 
 
 def _parse(name: str, text: str, model_name: str) -> Any:
     try:
         return _PARSERS[name](text.strip())
-    except _Rejected as rejected:
+    except _RejectedError as rejected:
         raise _error(model_name, name, str(rejected), repr(text)) from None
 
 
@@ -91,7 +91,7 @@ def _error(model_name: str, name: str, expected: str, got: str, code: Code = Cod
 def _whole(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not re.fullmatch(r"-?\d{1,18}", text) or not low <= int(text) <= high:
-            raise _Rejected(f"a whole number from {low} to {high}")
+            raise _RejectedError(f"a whole number from {low} to {high}")
         return int(text)
 
     return parse
@@ -100,7 +100,7 @@ def _whole(low: int, high: int) -> Callable[[str], int]:
 def _one_of(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in choices:
-            raise _Rejected(f"one of {', '.join(choices)}")
+            raise _RejectedError(f"one of {', '.join(choices)}")
         return text
 
     return parse
@@ -109,7 +109,7 @@ def _one_of(*choices: str) -> Callable[[str], str]:
 def _flag(text: str) -> bool:
     known = {"true": True, "1": True, "false": False, "0": False}
     if text.lower() not in known:
-        raise _Rejected("true or false")
+        raise _RejectedError("true or false")
     return known[text.lower()]
 
 
@@ -117,7 +117,7 @@ def _size(text: str) -> int:
     match = _SIZE.fullmatch(text)
     size = int(float(match[1]) * _SCALE[match[2]]) if match else 0
     if not 1 << 16 <= size <= 1 << 50:
-        raise _Rejected("a number of bytes of at least 65536, such as 1073741824 or 1G")
+        raise _RejectedError("a number of bytes of at least 65536, such as 1073741824 or 1G")
     return size
 
 
@@ -127,13 +127,13 @@ def _share(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value <= 1:
-        raise _Rejected("a number above 0, up to 1")
+        raise _RejectedError("a number above 0, up to 1")
     return value
 
 
 def _location(text: str) -> str:
     if not text:
-        raise _Rejected("a folder, a .gguf file or package:NAME")
+        raise _RejectedError("a folder, a .gguf file or package:NAME")
     return text
 
 
