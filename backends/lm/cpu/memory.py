@@ -121,3 +121,17 @@ def aligned(size: int, dtype: Any = np.uint8, alignment: int = 64) -> np.ndarray
     raw = np.zeros(size * width + alignment, dtype=np.uint8)
     start = -raw.ctypes.data % alignment
     return raw[start : start + size * width].view(dtype)
+
+
+@intrinsic(prefer_literal=True)
+def stack(typing: Any, size: Any) -> Any:
+    """The address of `size` (a constant) bytes on the stack, 64-byte aligned, that live as long as the caller."""
+    num_bytes = size.literal_value
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        with builder.goto_entry_block():
+            memory = builder.alloca(ir.ArrayType(ir.IntType(8), num_bytes))
+            memory.align = 64
+        return builder.ptrtoint(memory, I64)
+
+    return types.intp(size), codegen
