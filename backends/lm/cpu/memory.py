@@ -13,6 +13,7 @@ from numba.extending import intrinsic
 from backends.lm.cpu.vectors import I64
 
 
+
 def _pointer(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
     return builder.inttoptr(address, kind.as_pointer())
 
@@ -121,3 +122,33 @@ def aligned(size: int, dtype: Any = np.uint8, alignment: int = 64) -> np.ndarray
     raw = np.zeros(size * width + alignment, dtype=np.uint8)
     start = -raw.ctypes.data % alignment
     return raw[start : start + size * width].view(dtype)
+
+
+@intrinsic(prefer_literal=True)
+def stack(typing: Any, size: Any) -> Any:
+    """The address of `size` (a constant) bytes on the stack, 64-byte aligned, that live as long as the caller."""
+    num_bytes = size.literal_value
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        with builder.goto_entry_block():
+            memory = builder.alloca(ir.ArrayType(ir.IntType(8), num_bytes))
+            memory.align = 64
+        return builder.ptrtoint(memory, I64)
+
+    return types.intp(size), codegen
+
+
+@intrinsic
+def prefetch(typing: Any, address: Any) -> Any:
+    """Ask for the cache line at `address`, to be read soon: into the L2 cache, as a step of attention would crowd the first."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        pointer = _pointer(builder, args[0], ir.IntType(8))
+        i32 = ir.IntType(32)
+        function_type = ir.FunctionType(ir.VoidType(), [pointer.type, i32, i32, i32])
+        name = "llvm.prefetch.p0"
+        function = builder.module.globals.get(name) or ir.Function(builder.module, function_type, name)
+        builder.call(function, [pointer, i32(0), i32(2), i32(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), codegen

@@ -19,7 +19,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from backends.lm.cpu.tiles import FORMATS, GROUP, PANEL_ROWS, TileFormat
-from backends.lm.cpu.vectors import F32, I8, I32, I64, LANES, POINTER, V_F32, V_I8, V_I32, Emitter, private_function
+from backends.lm.cpu.vectors import F32, I32, I64, LANES, POINTER, V_F32, V_I8, V_I32, Emitter, private_function
 
 
 def panel_bytes(form: TileFormat, rows: int, features: int) -> int:

@@ -142,20 +142,28 @@ def _emit_tile(function: ir.Function, form: TileFormat, rows: int) -> None:
 _TILE_ARGS = [I64, POINTER, POINTER, POINTER, I64, POINTER, I64]
 
 
-def _emit_dispatch(function: ir.Function, form: TileFormat) -> None:
-    """Call the kernel made for this number of rows."""
+def emit_by_rows(
+    function: ir.Function,
+    form: TileFormat,
+    name: str,
+    arg_types: list[ir.Type],
+    emit: Callable[..., None],
+) -> None:
+    """Emit kernels for 1 to PANEL_ROWS rows, and a `function` (rows, ...) that calls the one for its rows."""
     rows, *rest = function.args
+    entry = function.append_basic_block("entry")
     other = function.append_basic_block("other")
     ir.IRBuilder(other).unreachable()
-    switch = ir.IRBuilder(function.append_basic_block("entry"))
-    function.blocks.insert(0, function.blocks.pop())  # the entry comes first
-    cases = switch.switch(rows, other)
+    cases = ir.IRBuilder(entry).switch(rows, other)
     for count in range(1, PANEL_ROWS + 1):
         block = function.append_basic_block(f"rows_{count}")
         builder = ir.IRBuilder(block)
-        name = f"tile_{form.name}_{count}"
         kernel = private_function(
-            builder.module, name, ir.VoidType(), _TILE_ARGS[1:], partial(_emit_tile, form=form, rows=count)
+            builder.module,
+            f"{name}_{form.name}_{count}",
+            ir.VoidType(),
+            arg_types[1:],
+            partial(emit, form=form, rows=count),
         )
         builder.call(kernel, rest)
         builder.ret_void()
@@ -172,9 +180,8 @@ def tile(typing: Any, form: Any, rows: Any, x: Any, w: Any, bias: Any, groups: A
     chosen = next(f for f in FORMATS.values() if f.code == form.literal_value)
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
-        function = private_function(
-            builder.module, f"tile_{chosen.name}", ir.VoidType(), _TILE_ARGS, partial(_emit_dispatch, form=chosen)
-        )
+        emit = partial(emit_by_rows, form=chosen, name="tile", arg_types=_TILE_ARGS, emit=_emit_tile)
+        function = private_function(builder.module, f"tile_{chosen.name}", ir.VoidType(), _TILE_ARGS, emit)
         given = [
             builder.inttoptr(value, POINTER) if kind is POINTER else value
             for value, kind in zip(args[1:], _TILE_ARGS, strict=True)

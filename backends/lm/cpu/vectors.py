@@ -72,6 +72,9 @@ class Emitter:
     def maximum(self, a: ir.Value, b: ir.Value) -> ir.Value:
         return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
 
+    def minimum(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        return self.builder.select(self.builder.fcmp_ordered("<", a, b), a, b)
+
     def round(self, a: ir.Value) -> ir.Value:
         """To the nearest integer, ties to even."""
         return self.call("llvm.rint.v16f32", V_F32, [a])
@@ -104,6 +107,31 @@ class Emitter:
         quiet = self.builder.or_(bits, self.const(V_I32, 0x400000))
         kept = self.builder.select(self.builder.fcmp_unordered("uno", a, a), quiet, rounded)
         return self.builder.trunc(self.builder.lshr(kept, self.const(V_I32, 16)), V_I16)
+
+    def exp(self, x: ir.Value) -> ir.Value:
+        """e^x for x <= 88; exactly 1 at 0 and exactly 0 below -87, minus infinity included.
+
+        2^n times a polynomial on |r| <= ln(2) / 2, with ln(2) in two parts (Cody and Waite); relative error below 2e-7.
+        """
+        builder = self.builder
+        n = self.round(builder.fmul(x, self.const(V_F32, 1.4426950408889634)))
+        r = self.fma(n, self.const(V_F32, -0.693359375), x)
+        r = self.fma(n, self.const(V_F32, 2.12194440e-4), r)
+        result = self.const(V_F32, 1 / 720)
+        for coefficient in (1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0):
+            result = self.fma(result, r, self.const(V_F32, coefficient))
+        exponent = builder.shl(builder.fptosi(n, V_I32), self.const(V_I32, 23))
+        scaled = builder.bitcast(builder.add(builder.bitcast(result, V_I32), exponent), V_F32)
+        small = builder.fcmp_ordered("<", x, self.const(V_F32, -87.0))
+        return builder.select(small, self.const(V_F32, 0.0), scaled)
+
+    def tanh(self, x: ir.Value) -> ir.Value:
+        """1 - 2 / (e^2x + 1), with |x| limited to 20, where tanh is 1 in float32."""
+        builder = self.builder
+        limited = self.minimum(self.maximum(x, self.const(V_F32, -20.0)), self.const(V_F32, 20.0))
+        power = self.exp(builder.fadd(limited, limited))
+        ratio = builder.fdiv(self.const(V_F32, 2.0), builder.fadd(power, self.const(V_F32, 1.0)))
+        return builder.fsub(self.const(V_F32, 1.0), ratio)
 
     # Across lanes
 
