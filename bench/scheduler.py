@@ -49,9 +49,7 @@ def measure(num_seqs: int, num_steps: int) -> dict[str, float]:
     engine = Engine(runner, options)
     for number in range(num_seqs):
         prompt = [(number * 31 + position) % 40000 for position in range(_PROMPT)]
-        engine.add(
-            NewRequest(number, prompt, SamplingParams(max_tokens=8000, ignore_eos=True), 0, 0.0, None, "")
-        )
+        engine.add(NewRequest(number, prompt, SamplingParams(max_tokens=8000, ignore_eos=True), 0, 0.0, None, ""))
     while engine.schedule.waiting or any(s.computed < _PROMPT for s in engine.schedule.running):
         engine.step()
     costs, decode_costs = [], []

@@ -13,7 +13,7 @@ from kvcache.blocks import BlockPool
 from kvcache.events import EventLog
 from kvcache.hashes import root_hash
 from scheduler.engine_options import EngineOptions
-from scheduler.frames import EngineLimits, EngineStats, Failure, NewRequest, StepFrame
+from scheduler.frames import Commands, EngineLimits, EngineStats, Failure, NewRequest, StepFrame
 from scheduler.plan import Budget, Plan, commit, plan
 from scheduler.schedule import Schedule
 from scheduler.step_batch import step_batch
@@ -76,6 +76,16 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return bool(self._sequences or self._failures)
+
+    def apply(self, commands: Commands) -> bool:
+        """Do what a client wants. True when the engine shall end."""
+        for request in commands.add:
+            self.add(request)
+        for number in commands.abort:
+            self.abort(number)
+        if commands.clear_cache:
+            self.clear_cache()
+        return commands.close
 
     def add(self, request: NewRequest) -> None:
         seed = request.sampling.seed

@@ -59,7 +59,7 @@ class TokenSequence:
     ) -> None:
         """`max_len` is the most tokens the model and the pool can hold; `eos` the model's end-of-sequence tokens."""
         self.number = number
-        self.tokens = prompt
+        self.tokens = list(prompt)
         self.num_prompt = len(prompt)
         self.sampling = sampling
         self.seed = seed

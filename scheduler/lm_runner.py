@@ -1,0 +1,16 @@
+"""The runner of our own token model, loaded as an engine child wants it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from backends.lm.step import ModelRunner
+from scheduler.engine_spec import ProgressCallback
+
+
+def lm_runner(folder: Path, parameters: Mapping[str, str], model_name: str, progress: ProgressCallback) -> ModelRunner:
+    """Raises ServingError for parameters or files that are wrong. Imports torch, hence inside."""
+    from backends.lm.load import load_runner  # type: ignore[import-not-found]
+    from backends.lm.options import LmOptions  # type: ignore[import-not-found]
+
+    runner: ModelRunner = load_runner(folder, LmOptions.from_parameters(parameters, model_name), progress)
+    return runner

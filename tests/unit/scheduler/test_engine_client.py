@@ -1,0 +1,210 @@
+"""An engine in a real child process, with the fake model."""
+
+import asyncio
+import os
+import signal
+from contextlib import asynccontextmanager
+
+import pytest
+
+from backends.api.errors import Code, ServingError
+from backends.api.request import FinishReason, GenerateRequest, SamplingParams
+from scheduler.engine_client import EngineClient, EngineState, RestartPolicy
+from scheduler.engine_options import EngineOptions
+from scheduler.engine_spec import EngineSpec
+from tests.fakes.token_runner import reference_tokens
+
+SIZES = {"num_blocks": "4096", "block_size": "4", "max_model_len": "4000", "vocab_size": "97"}
+QUICK = RestartPolicy(first=0.001, longest=0.01)
+
+
+def spec(runner: str = "tests.fakes.token_runner:make_runner", **options) -> EngineSpec:
+    return EngineSpec(
+        model_name="fake", folder="/nowhere", parameters=SIZES, runner=runner, options=EngineOptions(**options)
+    )
+
+
+def request(prompt: list[int], max_tokens: int = 8, **fields) -> GenerateRequest:
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    return GenerateRequest(id="r", prompt=prompt, sampling=sampling, **fields)
+
+
+def expected(asked: GenerateRequest) -> list[int]:
+    return reference_tokens(asked.prompt, asked.sampling, 0, max_len=4000, vocab_size=97, eos=frozenset({0}))
+
+
+async def collect(asked: GenerateRequest) -> list[int]:
+    return [token async for event in asked.stream for token in event.tokens]
+
+
+@asynccontextmanager
+async def running(engine_spec: EngineSpec | None = None, **kwargs):
+    client = EngineClient(engine_spec or spec(), restart=QUICK, **kwargs)
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def until(condition, client: EngineClient) -> None:
+    """Let the loop turn until `condition` holds; frames and state changes make it turn."""
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def test_requests_are_answered_together_and_times_are_told():
+    frames = []
+    async with running(on_frame=frames.append) as client:
+        asked = [request([number, 2, 3], max_tokens=20) for number in range(1, 9)]
+        for each in asked:
+            client.generate(each)
+        texts = await asyncio.gather(*map(collect, asked))
+        assert texts == [expected(each) for each in asked]
+        for each in asked:
+            assert each.arrived <= each.times.scheduled <= each.times.first_token <= each.times.last_token
+        await client.drain()
+        assert client.load.num_running == client.load.num_waiting == 0
+        assert frames[-1].stats.num_generation_tokens_total == 160
+        assert client.seconds_without_step == 0.0
+
+
+async def test_a_killed_child_fails_its_streams_with_a_reason_and_the_engine_comes_back():
+    states = []
+    async with running(on_state=lambda state, reason: states.append((state, reason))) as client:
+        asked = [request([number, 2, 3], max_tokens=3900) for number in range(8)]
+        for each in asked:
+            client.generate(each)
+        firsts = [await anext(each.stream) for each in asked]
+        assert all(first.tokens for first in firsts)
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGKILL)
+        for each in asked:
+            with pytest.raises(ServingError, match=r"engine process ended \(signal 9\)") as caught:
+                await collect(each)
+            assert caught.value.code is Code.UNAVAILABLE
+        with pytest.raises(ServingError) as refused:
+            client.generate(request([1]))
+        assert refused.value.code is Code.UNAVAILABLE
+        await until(lambda: client.state is EngineState.READY, client)
+        again = request([1, 2, 3])
+        client.generate(again)
+        assert await collect(again) == expected(again)
+    assert [state for state, _ in states] == [
+        EngineState.READY,
+        EngineState.RESTARTING,
+        EngineState.READY,
+        EngineState.CLOSED,
+    ]
+
+
+async def test_a_cancelled_stream_gives_its_blocks_back():
+    async with running() as client:
+        long = request([1, 2, 3], max_tokens=3900)
+        client.generate(long)
+        await anext(long.stream)
+        long.stream.cancel()
+        short = request([4, 5])
+        client.generate(short)
+        assert await collect(short) == expected(short)
+        assert client.load.num_free_blocks == 4096
+        assert client.load.num_running == 0
+
+
+async def test_before_it_is_ready_a_request_is_refused():
+    client = EngineClient(spec())
+    with pytest.raises(ServingError) as refused:
+        client.generate(request([1]))
+    assert refused.value.code is Code.UNAVAILABLE
+
+
+def refuse(folder, parameters, model_name, progress):
+    raise ServingError(Code.INVALID, "the weights are not there", param="model", reason="no_weights")
+
+
+def crash(folder, parameters, model_name, progress):
+    raise KeyError("layers")
+
+
+async def test_a_load_error_arrives_as_the_error_it_was():
+    client = EngineClient(spec("tests.unit.scheduler.test_engine_client:refuse"))
+    with pytest.raises(ServingError, match="the weights are not there") as caught:
+        await client.start()
+    assert (caught.value.code, caught.value.param, caught.value.reason) == (Code.INVALID, "model", "no_weights")
+    assert client.pid is None
+    await client.close()
+
+
+async def test_any_other_load_error_names_the_model_and_the_kind():
+    client = EngineClient(spec("tests.unit.scheduler.test_engine_client:crash"))
+    with pytest.raises(ServingError, match="model 'fake': loading failed: KeyError"):
+        await client.start()
+    await client.close()
+
+
+async def test_progress_of_loading_is_told():
+    told = []
+    async with running(on_progress=lambda *progress: told.append(progress)):
+        assert told == [("weights", 1.0, 2.0)]
+
+
+async def test_close_ends_open_streams_and_the_process():
+    client = EngineClient(spec())
+    await client.start()
+    pid = client.pid
+    asked = request([1, 2], max_tokens=3900)
+    client.generate(asked)
+    await anext(asked.stream)
+    await client.close()
+    with pytest.raises(ServingError) as caught:
+        await collect(asked)
+    assert caught.value.code is Code.UNAVAILABLE
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def hang(folder, parameters, model_name, progress):
+    from tests.fakes.token_runner import make_runner
+
+    runner = make_runner(folder, parameters, model_name, progress)
+    runner._on_step = lambda batch: signal.pause()
+    return runner
+
+
+async def test_a_child_that_makes_no_step_is_killed_and_its_requests_fail():
+    hanging = spec("tests.unit.scheduler.test_engine_client:hang")
+    client = EngineClient(hanging, restart=RestartPolicy(first=30, step_timeout=0.05))
+    await client.start()
+    asked = request([1, 2])
+    client.generate(asked)
+    with pytest.raises(ServingError, match="signal 9"):
+        await collect(asked)
+    await client.close()
+
+
+async def test_a_full_queue_refuses_at_once_and_says_when_to_retry():
+    async with running(spec(max_num_seqs=1, max_num_queued_reqs=2)) as client:
+        asked = [request([number, 2], max_tokens=3000) for number in range(3)]
+        for each in asked:
+            client.generate(each)
+        with pytest.raises(ServingError) as refused:
+            client.generate(request([9]))
+        assert refused.value.code is Code.OVERLOADED
+        assert refused.value.retry_after >= 1
+        for each in asked:
+            each.stream.cancel()
+        last = request([9])
+        client.generate(last)
+        assert await collect(last) == expected(last)
+
+
+async def test_finish_reason_and_cached_tokens_travel():
+    async with running() as client:
+        prompt = list(range(1, 30))
+        for cached in (0, 28):
+            asked = request(prompt, max_tokens=3)
+            client.generate(asked)
+            events = [event async for event in asked.stream]
+            assert events[0].num_cached == cached
+            assert events[-1].finish is FinishReason.LENGTH
