@@ -51,9 +51,7 @@ class Linear(Protocol):
 
 
 class Attention(Protocol):
-    def __call__(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: AttentionBatch
-    ) -> torch.Tensor:
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
         """Write k and v (T, kv heads, D) into the layer's pool, then attend causally with q (T, heads, D).
 
         Returns (T, heads * D).
