@@ -11,9 +11,12 @@ from backends.api.tensor import Tensor
 from gateway import kserve_parameters
 from gateway.kserve_numbers import flatten, numbers_from_list, parse_numbers, wrong_type
 from gateway.kserve_tensors import check_num_elements, tensor_from_bytes
+from gateway.shared_memory import Window
 
-ReadRegion = Callable[[str, int, int], memoryview]
-"""(region, offset, byte size) -> its bytes. Raises ServingError."""
+NO_DATA = msgspec.Raw()
+"""The `data` of an input that has none: known by identity."""
+OpenWindow = Callable[[str, int, int], Window]
+"""(region, offset, byte size) -> that part of shared memory. Raises ServingError."""
 
 
 class InputHeader(Protocol):
@@ -26,7 +29,7 @@ class InputHeader(Protocol):
     @property
     def datatype(self) -> str: ...
     @property
-    def data(self) -> msgspec.Raw | None: ...
+    def data(self) -> msgspec.Raw: ...
     @property
     def parameters(self) -> dict[str, Any]: ...
 
@@ -35,18 +38,18 @@ class Contents:
     """Where the inputs' contents come from, in order: `data`, the binary blob, or shared memory."""
 
     def __init__(
-        self, blob: memoryview, lists: dict[int, Any], label: str, model: str, read_region: ReadRegion
+        self, blob: memoryview, lists: dict[int, Any], label: str, model: str, open_window: OpenWindow
     ) -> None:
         self._blob = blob
         self._lists = lists
         self._label = label
         self._model = model
-        self._read_region = read_region
+        self._open_window = open_window
         self._position = 0
 
     def tensor(self, index: int, given: InputHeader) -> Tensor:
-        if given.parameters or given.data is None:
-            buffer = self._buffer(given, has_data=given.data is not None or index in self._lists)
+        if given.parameters or given.data is NO_DATA:
+            buffer = self._buffer(given, has_data=given.data is not NO_DATA or index in self._lists)
             if buffer is not None:
                 return tensor_from_bytes(
                     given.name, given.datatype, given.shape, buffer, label=self._label, model=self._model
@@ -78,7 +81,7 @@ class Contents:
                 f"'shared_memory_region' in 'parameters'. But {_fields_set(sources)}",
             )
         if region is not None:
-            return self._read_region(*region_window(given.parameters))
+            return self._open_window(*region_window(given.parameters)).read()
         return None if has_data else self._take(given.name, kserve_parameters.unsigned("binary_data_size", size))
 
     def _take(self, name: str, size: int) -> memoryview:
@@ -96,7 +99,7 @@ class Contents:
         if given.datatype == "BYTES":
             return self._strings(given, values)
         if values is None:
-            array = parse_numbers(bytes(given.data or b""), given.datatype, given.name)
+            array = parse_numbers(bytes(given.data), given.datatype, given.name)
         elif isinstance(values, list):
             array = numbers_from_list(values, given.datatype, given.name)
         else:
@@ -112,7 +115,7 @@ class Contents:
 
     def _strings(self, given: InputHeader, values: Any) -> Tensor:
         if values is None:
-            values = msgspec.json.decode(given.data or b"")
+            values = msgspec.json.decode(given.data)
         if not isinstance(values, list):
             raise wrong_type("data", "non-array as array")
         flat = flatten(values)
@@ -135,7 +138,5 @@ def region_window(parameters: dict[str, Any]) -> tuple[str, int, int]:
     if not isinstance(region, str):
         raise wrong_type("shared_memory_region", "non-string as string")
     offset = kserve_parameters.unsigned("shared_memory_offset", parameters.get("shared_memory_offset", 0))
-    size = parameters.get("shared_memory_byte_size")
-    if size is None:
-        raise wrong_type("shared_memory_byte_size", "object member that does not exist: 'shared_memory_byte_size'")
+    size = parameters.get("shared_memory_byte_size", 0)
     return region, offset, kserve_parameters.unsigned("shared_memory_byte_size", size)

@@ -6,7 +6,7 @@ the words Triton would use.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
@@ -17,10 +17,11 @@ from backends.api.model_config import ModelConfig
 from backends.api.request import InferenceRequest, Parameter, RequestedOutput
 from backends.api.tensor import DATATYPES
 from gateway import kserve_parameters
-from gateway.kserve_contents import Contents, ReadRegion
+from gateway.kserve_contents import NO_DATA, Contents, OpenWindow, region_window
 from gateway.kserve_json_faults import explain
 from gateway.kserve_numbers import wrong_type
 from gateway.kserve_raw import raw_request
+from gateway.shared_memory import Window
 
 _Dimension = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -29,7 +30,7 @@ class WireInput(msgspec.Struct):
     name: str
     shape: list[_Dimension]
     datatype: str
-    data: msgspec.Raw | None = None
+    data: msgspec.Raw = NO_DATA
     parameters: dict[str, Any] = {}
 
 
@@ -50,14 +51,18 @@ _DECODER = msgspec.json.Decoder(WireRequest)
 
 @dataclass(slots=True)
 class Decoded:
-    """A request, and the form its answer is wanted in: `binary` holds for outputs that do not say themselves."""
+    """A request, and the form its answer is wanted in.
+
+    `binary` holds for outputs that do not say themselves; `windows` are the outputs that go to shared memory.
+    """
 
     request: InferenceRequest
     binary: bool
+    windows: dict[str, Window] = field(default_factory=dict)
 
 
 def decode(
-    body: bytes, header_length: int | None, config: ModelConfig, version: str, read_region: ReadRegion
+    body: bytes, header_length: int | None, config: ModelConfig, version: str, open_window: OpenWindow
 ) -> Decoded:
     """The request in `body` for the model of `config`; `version` is "" where the version policy chooses.
 
@@ -95,10 +100,15 @@ def decode(
             raise ServingError(Code.INVALID, f"invalid datatype for input {given.name}")
     check_inputs(wire.inputs, config, request.label)
     check_outputs((output.name for output in wire.outputs), config)
-    reader = Contents(blob, lists, request.label, config.name, read_region)
+    reader = Contents(blob, lists, request.label, config.name, open_window)
     request.inputs = [reader.tensor(index, given) for index, given in enumerate(wire.inputs)]
     reader.check_used_up()
-    return Decoded(request, parameters.binary_data_output)
+    windows = {
+        output.name: open_window(*region_window(output.parameters))
+        for output in wire.outputs
+        if "shared_memory_region" in output.parameters
+    }
+    return Decoded(request, parameters.binary_data_output, windows)
 
 
 def _parse(text: bytes) -> tuple[WireRequest, dict[int, Any]]:
@@ -128,9 +138,8 @@ def _requested(output: WireOutput) -> RequestedOutput:
     classification = kserve_parameters.unsigned("classification", parameters.get("classification", 0))
     if not isinstance(parameters.get("binary_data", False), bool):
         raise wrong_type("binary_data", "non-boolean as boolean")
-    if "shared_memory_region" in parameters and (classification or "binary_data" in parameters):
-        raise ServingError(
-            Code.INVALID,
-            f"output '{output.name}' can not set 'shared_memory_region' together with 'classification' or 'binary_data'",
-        )
+    if "shared_memory_region" in parameters:
+        for name in ("binary_data", "classification"):
+            if parameters.get(name):
+                raise ServingError(Code.INVALID, f"Output can't set both 'shared_memory_region' and '{name}'")
     return RequestedOutput(output.name, classification, parameters)

@@ -1,6 +1,6 @@
 """InferenceResponse -> body of an `/infer` answer: JSON alone, or JSON and binary tensor data (triton spec 1.5)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,25 +11,26 @@ from backends.api.errors import Code, ServingError
 from backends.api.request import InferenceResponse, RequestedOutput
 from backends.api.tensor import Tensor
 from gateway.classification import classify
-from gateway.kserve_contents import region_window
 from gateway.kserve_numbers import numbers_as_json
 from gateway.kserve_tensors import tensor_to_bytes
+from gateway.shared_memory import Window
 
 Labels = Mapping[str, Sequence[str]]
 """Output name -> the names of its classes."""
-WriteRegion = Callable[[str, int, int, str, bytes], None]
-"""(region, offset, byte size, output, contents) -> written. Raises ServingError."""
 
 
 @dataclass(slots=True)
 class AnswerForm:
-    """How a request wants its answers: per output in `outputs`, `binary` for those that do not say."""
+    """How a request wants its answers: per output in `outputs`, `binary` for those that do not say.
+
+    Outputs in `windows` are written to shared memory; their entries then carry no contents.
+    """
 
     outputs: dict[str, RequestedOutput]
     binary: bool
     labels: Labels
     batched: bool
-    write_region: WriteRegion
+    windows: Mapping[str, Window]
 
 
 @dataclass(slots=True)
@@ -63,26 +64,15 @@ def _output(tensor: Tensor, form: AnswerForm, blobs: list[bytes]) -> dict[str, A
     if wanted is not None and wanted.classification:
         tensor = classify(tensor, wanted.classification, form.labels.get(tensor.name, ()), batched=form.batched)
     entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-    parameters: dict[str, Any] = wanted.parameters if wanted is not None else {}
-    if "shared_memory_region" in parameters:
-        _write_to_region(tensor, parameters, form, entry)
-    elif parameters.get("binary_data", form.binary):
+    window = form.windows.get(tensor.name)
+    if window is not None:
+        window.write(tensor.name, tensor_to_bytes(tensor))
+    elif form.binary if wanted is None else wanted.parameters.get("binary_data", form.binary):
         blobs.append(tensor_to_bytes(tensor))
         entry["parameters"] = {"binary_data_size": len(blobs[-1])}
     else:
         entry["data"] = json_data(tensor)
     return entry
-
-
-def _write_to_region(tensor: Tensor, parameters: dict[str, Any], form: AnswerForm, entry: dict[str, Any]) -> None:
-    region, offset, size = region_window(parameters)
-    contents = tensor_to_bytes(tensor)
-    form.write_region(region, offset, size, tensor.name, contents)
-    entry["parameters"] = {
-        "shared_memory_region": region,
-        "shared_memory_offset": offset,
-        "shared_memory_byte_size": len(contents),
-    }
 
 
 def json_data(tensor: Tensor) -> Any:

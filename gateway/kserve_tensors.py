@@ -84,3 +84,10 @@ def check_num_elements(got: int, count: int, where: str, label: str) -> None:
         )
     if got < count:
         raise ServingError(Code.INVALID, f"{label} expected {count} string elements for {where}, got {got}")
+
+
+def num_bytes(tensors: Sequence[Tensor]) -> int:
+    """About how large the tensors are on the wire."""
+    return sum(
+        tensor.data.nbytes if isinstance(tensor.data, np.ndarray) else sum(map(len, tensor.data)) for tensor in tensors
+    )

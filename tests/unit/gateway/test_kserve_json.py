@@ -15,6 +15,7 @@ from backends.api.request import InferenceResponse, RequestedOutput
 from backends.api.tensor import NUMPY_DTYPES, Tensor
 from gateway.kserve_json import Decoded, decode
 from gateway.kserve_json_answer import Answer, AnswerForm, encode
+from gateway.shared_memory import SharedMemory
 
 
 def model(datatype: str = "FP32", dims: tuple[int, ...] = (4,), batch: int = 8, name: str = "ident") -> ModelConfig:
@@ -26,12 +27,7 @@ def model(datatype: str = "FP32", dims: tuple[int, ...] = (4,), batch: int = 8, 
     )
 
 
-def no_region(name: str, offset: int, size: int) -> memoryview:
-    raise ServingError(Code.NOT_FOUND, f"Unable to find shared memory region: '{name}'")
-
-
-def refuse_write(region: str, offset: int, size: int, output: str, contents: bytes) -> None:
-    raise AssertionError("no output was asked for in shared memory")
+no_region = SharedMemory(allowed=True).window
 
 
 def tensor(**changes: Any) -> dict[str, Any]:
@@ -54,7 +50,7 @@ def refusal(document: Any, config: ModelConfig | None = None, blob: bytes = b"",
 
 
 def answer(*tensors: Tensor, wanted: tuple[RequestedOutput, ...] = (), binary: bool = False, **labels: Any) -> Answer:
-    form = AnswerForm({output.name: output for output in wanted}, binary, labels, True, refuse_write)
+    form = AnswerForm({output.name: output for output in wanted}, binary, labels, True, {})
     return encode(InferenceResponse("ident", "1", list(tensors)), form)
 
 

@@ -1,0 +1,142 @@
+"""Request bodies and answers over ASGI: size limits, compression, error bodies.
+
+A body over the limit is refused before it is held: by its Content-Length at once, otherwise when the bytes that have
+come, or come out of decompression, pass the limit. The server then lets go of what else the client sends.
+"""
+
+import gzip
+import zlib
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+import orjson
+
+from backends.api.errors import Code, ServingError
+from gateway.errors import http_status
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+JSON = b"application/json"
+_GZIP_LEVEL = 1  # on loopback and in a data centre the processor is the scarcer good
+_WINDOW_BITS = {b"gzip": 31, b"deflate": 15}  # zlib's numbers for either frame
+
+
+class ClientGoneError(Exception):
+    """The client left before its request was complete: nobody is left to answer."""
+
+
+async def read_body(receive: Receive, headers: dict[bytes, bytes], limit: int) -> bytes:
+    """The whole body, decompressed. Raises ServingError: TOO_LARGE, UNSUPPORTED coding, INVALID content."""
+    encoding = headers.get(b"content-encoding", b"identity").lower()
+    if encoding not in (b"identity", b"") and encoding not in _WINDOW_BITS:
+        raise ServingError(Code.UNSUPPORTED, "Unsupported compression type", reason="content_encoding")
+    declared = headers.get(b"content-length", b"")
+    if declared.isdigit() and int(declared) > limit:
+        raise too_large(int(declared), limit)
+    body = await _collect(receive, limit)
+    return decompress(body, encoding, limit) if encoding in _WINDOW_BITS else body
+
+
+async def _collect(receive: Receive, limit: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        part: bytes = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise too_large(size, limit)
+        if not message.get("more_body", False):
+            return part if not parts else b"".join([*parts, part])
+        parts.append(part)
+
+
+def decompress(body: bytes, encoding: bytes, limit: int) -> bytes:
+    """`body` out of gzip or deflate; never makes more than `limit` bytes."""
+    try:
+        machine = zlib.decompressobj(_WINDOW_BITS[encoding])
+        plain = machine.decompress(body, limit + 1)
+        if len(plain) <= limit and not machine.eof:
+            raise ServingError(Code.INVALID, f"the {encoding.decode()} body ends too early")
+    except zlib.error as error:
+        raise ServingError(Code.INVALID, f"the body is not valid {encoding.decode()}: {error}") from None
+    if len(plain) > limit:
+        raise too_large(len(plain), limit)
+    if machine.unused_data:
+        raise ServingError(Code.INVALID, f"unexpected bytes after the {encoding.decode()} body")
+    return plain
+
+
+def too_large(size: int, limit: int) -> ServingError:
+    return ServingError(
+        Code.TOO_LARGE,
+        f"request body of at least {size} bytes exceeds the maximum allowed {limit} bytes. "
+        "Use --http-max-input-size to increase the limit.",
+    )
+
+
+def best_encoding(accept: bytes) -> bytes:
+    """The coding of an answer by the client's Accept-Encoding: gzip, deflate or b"" for none.
+
+    The highest q wins; of equals gzip, then deflate, then identity, as Triton chooses.
+    """
+    best, quality = b"", 0.0
+    for part in accept.lower().split(b","):
+        name, _, rest = part.partition(b";")
+        name = name.strip()
+        if name not in (b"gzip", b"deflate", b"identity"):
+            continue
+        weight = _quality(rest)
+        rank = (b"identity", b"deflate", b"gzip").index(name)
+        if weight > quality or (
+            weight == quality > 0 and rank > (b"identity", b"deflate", b"gzip").index(best or b"identity")
+        ):
+            best, quality = name, weight
+    return b"" if best == b"identity" else best
+
+
+def _quality(text: bytes) -> float:
+    name, _, value = text.strip().partition(b"=")
+    if name.strip() != b"q":
+        return 1.0
+    try:
+        return float(value)
+    except ValueError:
+        return 0.0
+
+
+def compress(body: bytes, encoding: bytes) -> bytes:
+    if encoding == b"gzip":
+        return gzip.compress(body, _GZIP_LEVEL, mtime=0)
+    return zlib.compress(body, _GZIP_LEVEL)
+
+
+async def respond(send: Send, status: int, body: bytes, content_type: bytes, more: Iterable[Header] = ()) -> None:
+    """A whole answer in one piece."""
+    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *more]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def respond_error(send: Send, error: ServingError) -> None:
+    await respond(send, http_status(error.code), error_body(error), JSON, error_headers(error))
+
+
+def error_body(error: ServingError) -> bytes:
+    return orjson.dumps({"error": error.message})
+
+
+def error_headers(error: ServingError) -> list[Header]:
+    headers: list[Header] = []
+    if error.retry_after is not None:
+        headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after))))
+    if error.reason == "content_encoding":
+        headers.append((b"accept-encoding", b"gzip, deflate"))
+    return headers
