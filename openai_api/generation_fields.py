@@ -73,7 +73,7 @@ def read_generation(
         max_tokens=max_tokens,
         sampling=_sampling(fields, max_tokens, logprobs, stream),
         stop=_stop(fields),
-        bad_words=tuple(fields.array("bad_words", _non_empty, MAX_TOKEN_LIST) or ()),
+        bad_words=tuple(fields.array("bad_words", _short_text, MAX_TOKEN_LIST) or ()),
         include_stop=fields.flag("include_stop_str_in_output"),
         skip_special_tokens=fields.flag("skip_special_tokens", True),
         spaces_between_special_tokens=fields.flag("spaces_between_special_tokens", True),
@@ -144,14 +144,10 @@ def _stop(fields: Fields) -> tuple[str, ...]:
         value = [value]
     if not isinstance(value, list):
         raise wrong_type(param, "a string or an array of strings", value)
-    return tuple(read_array(value, param, _stop_string, MAX_STOP_STRINGS))
+    return tuple(read_array(value, param, lambda item, _: _short_text(item, param), MAX_STOP_STRINGS))
 
 
-def _stop_string(value: object, param: str) -> str:
-    return read_string(value, param, MAX_STOP_LENGTH, min_length=1)
-
-
-def _non_empty(value: object, param: str) -> str:
+def _short_text(value: object, param: str) -> str:
     return read_string(value, param, MAX_STOP_LENGTH, min_length=1)
 
 

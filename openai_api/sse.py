@@ -61,7 +61,7 @@ class EventStream:
     async def keep(self, interval: float, send_timeout: float) -> None:
         """Send a comment after `interval` seconds of silence (0: never), for as long as the stream lives.
 
-        Returns when the client has not read for `send_timeout` seconds.
+        Returns when the client has not read for `send_timeout` seconds (seen at the latest after twice that time).
         """
         while True:
             wait, is_stuck = next_check(self._clock() - self._touched, self._sending > 0, interval, send_timeout)
@@ -100,4 +100,4 @@ def next_check(silence: float, is_sending: bool, interval: float, send_timeout: 
         return (send_timeout - silence, False) if silence < send_timeout else (0.0, True)
     if interval <= 0:
         return send_timeout, False
-    return max(0.0, interval - silence), False
+    return min(max(0.0, interval - silence), send_timeout), False

@@ -1,0 +1,90 @@
+import pytest
+
+from backends.api.errors import Code, ServingError
+from openai_api.catalog import Catalog
+from tests.unit.openai_api.face import Repository
+from tests.unit.openai_api.scripted import ScriptedModel, says
+
+
+class TensorModel:
+    """A live model that generates no text."""
+
+    def __init__(self, name):
+        self.config = ScriptedModel(says(""), name=name).config
+        self.version = "1"
+
+    def infer(self, request): ...
+
+    async def close(self): ...
+
+
+def catalog(*models):
+    repository = Repository(*models)
+    return Catalog(repository.find, repository.list, created=7)
+
+
+def test_text_models_are_listed_with_what_clients_need():
+    cards = catalog(ScriptedModel(says("")), TensorModel("resnet")).cards()
+    assert cards == {
+        "object": "list",
+        "data": [
+            {
+                "id": "chat",
+                "object": "model",
+                "created": 7,
+                "owned_by": "tidegate",
+                "root": "chat",
+                "parent": None,
+                "max_model_len": 4096,
+                "permission": [],
+            }
+        ],
+    }
+
+
+def test_each_of_several_versions_has_an_id():
+    one, two = (ScriptedModel(says(""), version=version) for version in ("1", "10"))
+    found = catalog(one, two)
+    assert [card["id"] for card in found.cards()["data"]] == ["chat", "chat:1", "chat:10"]
+    assert found.text_model("chat") == ("chat", two)
+    assert found.text_model("chat:1") == ("chat:1", one)
+
+
+def test_a_name_with_a_colon_or_slash_is_a_name():
+    model = ScriptedModel(says(""), name="org/model:1b")
+    assert catalog(model).text_model("org/model:1b") == ("org/model:1b", model)
+    assert catalog(model).text_model("org/model:1b:1") == ("org/model:1b:1", model)
+
+
+def test_the_model_may_be_left_out_where_there_is_only_one():
+    one, other = ScriptedModel(says("")), ScriptedModel(says(""), name="other")
+    assert catalog(one, TensorModel("resnet")).text_model("") == ("chat", one)
+    with pytest.raises(ServingError) as caught:
+        catalog(one, other).text_model("")
+    assert (caught.value.reason, caught.value.param) == ("missing_required_parameter", "model")
+
+
+@pytest.mark.parametrize("name", ["nope", "chat:2", "chat:x", ":", "chat:"])
+def test_an_unknown_id_is_not_found(name):
+    with pytest.raises(ServingError) as caught:
+        catalog(ScriptedModel(says(""))).text_model(name)
+    assert (caught.value.code, caught.value.reason, caught.value.param) == (Code.NOT_FOUND, "model_not_found", "model")
+
+
+def test_a_tensor_model_cannot_chat():
+    with pytest.raises(ServingError) as caught:
+        catalog(TensorModel("resnet")).text_model("resnet")
+    assert caught.value.reason == "unsupported_endpoint"
+
+
+def test_a_model_that_loads_is_worth_another_try():
+    def find(name, version):
+        raise ServingError(Code.UNAVAILABLE, "model 'chat' is loading", retry_after=3)
+
+    with pytest.raises(ServingError) as caught:
+        Catalog(find, list, 0).text_model("chat")
+    assert (caught.value.code, caught.value.reason, caught.value.retry_after) == (
+        Code.UNAVAILABLE,
+        "model_not_ready",
+        3,
+    )
