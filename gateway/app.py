@@ -1,0 +1,159 @@
+"""The composition root: builds the parts, starts them in order, and stops them in the other."""
+
+import asyncio
+import logging
+import os
+import signal
+from importlib import metadata
+from pathlib import Path
+
+import uvloop
+from fastapi import FastAPI
+
+from backends.api.errors import ServingError
+from gateway import health, kserve_http, logs
+from gateway.kserve_http_infer import HotPath
+from gateway.kserve_service import Service
+from gateway.listener import HttpListener
+from gateway.metrics import Metrics
+from gateway.settings import Settings
+from gateway.shared_memory import CudaSharedMemory, SharedMemory
+from model_repository.options import RepositoryOptions
+from model_repository.pbtxt import to_json, to_proto
+from model_repository.repository import Repository
+from openai_api.options import OpenAIOptions
+from openai_api.routes import OpenAI
+from scheduler.loader import ModelLoader
+
+log = logging.getLogger("tidegate.server")
+
+
+def run(settings: Settings) -> int:
+    """Serve until a signal; the exit code: 0 after a clean stop, 1 when the start failed."""
+    logs.set_up(settings)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> int:
+    stop = asyncio.Event()
+    _on_signals(stop)
+    server = Server(settings)
+    try:
+        await server.start(stop)
+    except ServingError as error:
+        log.error("%s", error.message)
+        await server.close(grace=0.0)
+        return 1
+    await stop.wait()
+    log.info("stopping: no new requests; those under way have %g s", settings.exit_timeout_secs)
+    await server.close(settings.exit_timeout_secs)
+    log.info("stopped")
+    return 0
+
+
+def _on_signals(stop: asyncio.Event) -> None:
+    """The first SIGTERM or SIGINT asks for a clean stop, a second one ends the process at once."""
+
+    def received(number: int) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, received, number)
+
+
+class Server:
+    """All that one process serves. `close` may be called in any state, once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stopping = False
+        self._start: asyncio.Task[dict[str, ServingError]] | None = None
+        version = metadata.version("tidegate")
+        self.metrics = Metrics(lambda: self.repository.ready_models())
+        self.repository = Repository(_repository_options(settings), ModelLoader(self.metrics.engines))
+        self.openai = OpenAI(self.repository.find, self.repository.ready_models, _openai_options(settings))
+        service = Service(
+            repository=self.repository,
+            config_to_json=to_json,
+            config_to_proto=to_proto,
+            server_name=settings.id,
+            server_version=version,
+            max_body_bytes=settings.http_max_input_size,
+            system_memory=SharedMemory(allowed=settings.allow_client_shm),
+            cuda_memory=CudaSharedMemory(allowed=settings.allow_client_shm),
+            is_stopping=lambda: self._stopping,
+        )
+        app = FastAPI(title="Tidegate", version=version, redoc_url=None)
+        app.router.routes += [
+            *health.routes(service.is_server_ready, lambda: True, version),
+            *self.metrics.routes(),
+            *kserve_http.routes(service),
+            *self.openai.routes(),
+        ]
+        self.http = HttpListener(HotPath(app, service), settings.http_address, settings.http_port, "HTTPService")
+        metrics_app = FastAPI(openapi_url=None)
+        metrics_app.router.routes += self.metrics.routes()
+        metrics_address = settings.metrics_address or settings.http_address
+        self.metrics_http = HttpListener(metrics_app, metrics_address, settings.metrics_port, "Metrics Service")
+
+    async def start(self, stop: asyncio.Event) -> None:
+        """Open the ports, then load the models; return when both are done or `stop` is set.
+
+        Ports first: liveness and "loading" are visible from the start. Raises ServingError for a port that is taken
+        and, with exit_on_error, for a model that does not load.
+        """
+        if self._settings.allow_http:
+            await self.http.start()
+            log.info("Started HTTPService at %s", self.http.url)
+        if self._settings.allow_metrics:
+            await self.metrics_http.start()
+            log.info("Started Metrics Service at %s", self.metrics_http.url)
+        self._start = asyncio.create_task(self.repository.start(), name="load models")
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({self._start, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if self._start.done():
+            for name, error in self._start.result().items():
+                log.error("model '%s' failed to load: %s", name, error.message)
+            log.info("ready: %s", ", ".join(_shown(self.repository)) or "no models")
+
+    async def close(self, grace: float) -> None:
+        """Refuse new work, give requests under way `grace` seconds, end the rest with an error, free everything."""
+        self._stopping = True
+        if self._start is not None and not self._start.done():
+            self._start.cancel()
+            await asyncio.gather(self._start, return_exceptions=True)
+        await self.openai.drain(grace)
+        try:
+            await asyncio.wait_for(self.repository.close(), timeout=grace + 5.0)
+        except TimeoutError:
+            log.error("some models did not close in time")
+        await self.http.stop(grace=1.0)
+        await self.metrics_http.stop(grace=1.0)
+
+
+def _shown(repository: Repository) -> list[str]:
+    return [f"{model.config.name}:{model.version}" for model in repository.ready_models()]
+
+
+def _repository_options(settings: Settings) -> RepositoryOptions:
+    return RepositoryOptions(
+        paths=tuple(Path(path) for path in settings.model_repository),
+        mode=settings.model_control_mode,
+        load_models=settings.load_model,
+        poll_seconds=settings.repository_poll_secs,
+        config_name=settings.model_config_name,
+        load_threads=settings.model_load_thread_count,
+        namespacing=settings.model_namespacing,
+        exit_on_error=settings.exit_on_error,
+        strict_readiness=settings.strict_readiness,
+        auto_complete=not settings.disable_auto_complete_config,
+    )
+
+
+def _openai_options(settings: Settings) -> OpenAIOptions:
+    return OpenAIOptions(keep_alive_interval=settings.sse_keep_alive_interval)

@@ -1,0 +1,220 @@
+"""Every metric of the server, in one file.
+
+`nv_*` are Triton's names, made at scrape time from each model's statistics, so the hot path pays nothing for them.
+`vllm:*` are vLLM's names for the token engine, so that dashboards made for it read ours; buckets of
+inter-token latency start at 0.5 ms, where vLLM's start at 10.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import prometheus_client as prometheus
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from backends.api.base import LiveModel
+from backends.api.statistics import Counts, Duration, ModelStatistics
+from gateway.exposition import Sample, render
+
+_TTFT = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+    2560,
+)
+_ITL = (
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.0075,
+    0.01,
+    0.015,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.5,
+    1,
+    2.5,
+    5,
+    10,
+    40,
+)
+_LATENCY = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_LENGTH = tuple(mantissa * 10**power for power in range(6) for mantissa in (1, 2, 5))
+_LABELS = ("model_name", "engine")
+
+
+class _Measured(Protocol):
+    """A live model that keeps statistics."""
+
+    statistics: ModelStatistics
+
+
+class Metrics:
+    """The registry's owner. `models` names the live models at scrape time."""
+
+    def __init__(self, models: Callable[[], Iterable[LiveModel]]) -> None:
+        self._models = models
+        self._registry = CollectorRegistry()
+        self.engines = EngineMetrics(self._registry)
+
+    def text(self) -> str:
+        """All metrics in Prometheus' text format."""
+        return prometheus.generate_latest(self._registry).decode() + "".join(_triton_families(self._models()))
+
+    def routes(self) -> list[BaseRoute]:
+        async def scrape(request: Request) -> Response:
+            return Response(self.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+        return [Route("/metrics", scrape), Route("/metrics/", scrape)]
+
+
+class EngineMetrics:
+    """The token engines' metrics under vLLM's names, labelled by model and engine."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"vllm:{name}", text, _LABELS, registry=registry)
+
+        def counter(name: str, text: str, *more: str) -> Counter:
+            return Counter(f"vllm:{name}", text, (*_LABELS, *more), registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"vllm:{name}", text, _LABELS, registry=registry, buckets=buckets)
+
+        self.running = gauge("num_requests_running", "Requests in the engine's batch")
+        self.waiting = gauge("num_requests_waiting", "Requests waiting to be scheduled")
+        self.cache_usage = gauge("kv_cache_usage_perc", "Share of cache blocks held by requests, 0 to 1")
+        self.preemptions = counter("num_preemptions", "Sequences whose blocks were taken back to be computed again")
+        self.cache_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
+        self.cache_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens computed")
+        self.generation_tokens = counter("generation_tokens", "Tokens generated")
+        self.draft_tokens = counter("spec_decode_num_draft_tokens", "Draft tokens proposed")
+        self.accepted_tokens = counter("spec_decode_num_accepted_tokens", "Draft tokens accepted")
+        self.finished = counter("request_success", "Ended requests by how they ended", "finished_reason")
+        self.step_tokens = histogram("iteration_tokens_total", "Tokens computed in a step", _LENGTH)
+        self.first_token = histogram("time_to_first_token_seconds", "From arrival to the first token", _TTFT)
+        self.inter_token = histogram("inter_token_latency_seconds", "Between two tokens of a request", _ITL)
+        self.end_to_end = histogram("e2e_request_latency_seconds", "From arrival to the last token", _LATENCY)
+        self.queue_time = histogram("request_queue_time_seconds", "From arrival to the first step", _LATENCY)
+        self.prefill_time = histogram(
+            "request_prefill_time_seconds", "From the first step to the first token", _LATENCY
+        )
+        self.decode_time = histogram("request_decode_time_seconds", "From the first token to the last", _LATENCY)
+        self.request_prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens of a request", _LENGTH)
+        self.request_generation_tokens = histogram(
+            "request_generation_tokens", "Generated tokens of a request", _LENGTH
+        )
+
+
+# Triton's counters: name, help, value of a model's counts
+_COUNTERS: tuple[tuple[str, str, Callable[[Counts], float]], ...] = (
+    (
+        "nv_inference_request_success",
+        "Number of successful inference requests, all batch sizes",
+        lambda c: c.success.count,
+    ),
+    (
+        "nv_inference_count",
+        "Number of inferences performed (does not include cached requests)",
+        lambda c: c.inference_count,
+    ),
+    (
+        "nv_inference_exec_count",
+        "Number of model executions performed (does not include cached requests)",
+        lambda c: c.execution_count,
+    ),
+    (
+        "nv_inference_request_duration_us",
+        "Cumulative inference request duration in microseconds (includes cached requests)",
+        lambda c: _us(c.success),
+    ),
+    (
+        "nv_inference_queue_duration_us",
+        "Cumulative inference queuing duration in microseconds (includes cached requests)",
+        lambda c: _us(c.queue),
+    ),
+    (
+        "nv_inference_compute_input_duration_us",
+        "Cumulative compute input duration in microseconds (does not include cached requests)",
+        lambda c: _us(c.compute_input),
+    ),
+    (
+        "nv_inference_compute_infer_duration_us",
+        "Cumulative compute inference duration in microseconds (does not include cached requests)",
+        lambda c: _us(c.compute_infer),
+    ),
+    (
+        "nv_inference_compute_output_duration_us",
+        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
+        lambda c: _us(c.compute_output),
+    ),
+)
+_CACHE_COUNTERS: tuple[tuple[str, str, Callable[[Counts], float]], ...] = (
+    ("nv_cache_num_hits_per_model", "Number of cache hits per model", lambda c: c.cache_hit.count),
+    ("nv_cache_num_misses_per_model", "Number of cache misses per model", lambda c: c.cache_miss.count),
+    (
+        "nv_cache_hit_duration_per_model",
+        "Total cache hit duration per model, in microseconds",
+        lambda c: _us(c.cache_hit),
+    ),
+    (
+        "nv_cache_miss_duration_per_model",
+        "Total cache miss duration per model, in microseconds",
+        lambda c: _us(c.cache_miss),
+    ),
+)
+
+
+def _us(duration: Duration) -> int:
+    return duration.ns // 1000
+
+
+def _triton_families(models: Iterable[LiveModel]) -> Iterable[str]:
+    measured: list[tuple[dict[str, str], Counts, bool]] = []
+    for model in models:
+        statistics = getattr(model, "statistics", None)
+        if isinstance(statistics, ModelStatistics):
+            tags = {f"_{key}": value for key, value in model.config.metric_tags.items()}
+            labels = {"model": model.config.name, "version": model.version, **tags}
+            measured.append((labels, statistics.snapshot(), model.config.response_cache))
+    for name, text, value in _COUNTERS:
+        yield render(name, "counter", text, [Sample(labels, value(counts)) for labels, counts, _ in measured])
+    for name, text, value in _CACHE_COUNTERS:
+        yield render(name, "counter", text, [Sample(labels, value(c)) for labels, c, cached in measured if cached])
+    yield render(
+        "nv_inference_request_failure",
+        "counter",
+        "Number of failed inference requests, all batch sizes",
+        [
+            Sample({**labels, "reason": reason.value}, count)
+            for labels, counts, _ in measured
+            for reason, count in counts.failures.items()
+        ],
+    )
