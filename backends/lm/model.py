@@ -15,7 +15,7 @@ from backends.lm.config import LmConfig, Rope
 from backends.lm.ops import Attention, AttentionBatch, AttentionSpec, Linear, Ops
 from backends.lm.rope import rope_tables
 
-Progress = Callable[[int, int], None]
+LayerProgress = Callable[[int, int], None]
 """Called with how many layers are loaded, and of how many."""
 
 Tables = tuple[torch.Tensor, torch.Tensor]
@@ -47,7 +47,7 @@ class Decoder:
         num_blocks: int,
         block_size: int,
         max_length: int,
-        progress: Progress = lambda done, total: None,
+        progress: LayerProgress = lambda done, total: None,
     ) -> None:
         config = self.config = checkpoint.config
         self.vocab_size = config.vocab

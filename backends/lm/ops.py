@@ -60,9 +60,10 @@ class Attention(Protocol):
 
 
 class Ops(Protocol):
-    """`dtype` is that of activations. Weights are given once, at load, and may be repacked."""
+    """`dtype` is that of activations, `kv_dtype` that of the pool. Weights are given once, at load, and may be repacked."""
 
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     device: torch.device
 
     def linear(self, weights: list[Weight], biases: list[torch.Tensor | None]) -> Linear:

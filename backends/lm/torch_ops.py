@@ -17,22 +17,28 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+_TILE = 16  # rows of every product when results must not depend on how many there are
+
+
 class TorchOps:
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self.dtype = dtype
+    """`deterministic` makes every product one of `_TILE` rows, so that a row's result is the same in any batch."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, *, deterministic: bool = False) -> None:
+        self.dtype = self.kv_dtype = dtype
         self.device = device
+        self._make_linear = _TiledLinear if deterministic else TorchLinear
         self._table: tuple[Weight, torch.Tensor] | None = None  # the embedding's values, shared with a tied head
 
     def linear(self, weights: list[Weight], biases: list[torch.Tensor | None]) -> "TorchLinear":
         if self._table is not None and weights[0] is self._table[0]:
-            return TorchLinear(self._table[1], None)
+            return self._make_linear(self._table[1], None)
         matrix = torch.cat([self._dense(weight) for weight in weights]) if len(weights) > 1 else self._dense(weights[0])
         if all(bias is None for bias in biases):
-            return TorchLinear(matrix, None)
+            return self._make_linear(matrix, None)
         parts = [
             torch.zeros(weight.shape[0]) if bias is None else bias for weight, bias in zip(weights, biases, strict=True)
         ]
-        return TorchLinear(matrix, torch.cat(parts).to(self.device, self.dtype))
+        return self._make_linear(matrix, torch.cat(parts).to(self.device, self.dtype))
 
     def embedding(self, weight: Weight, scale: float = 1.0) -> "TorchEmbedding":
         self._table = (weight, self._dense(weight))
@@ -78,6 +84,13 @@ class TorchLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, self._matrix, self._bias)
+
+
+class _TiledLinear(TorchLinear):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        rows = len(x)
+        padded = functional.pad(x, (0, 0, 0, -rows % _TILE))
+        return torch.cat([super(_TiledLinear, self).__call__(tile) for tile in padded.split(_TILE)])[:rows]
 
 
 class TorchEmbedding:

@@ -1,5 +1,8 @@
 """Paged attention in plain torch: gather a sequence's keys and values, then two products. Right everywhere."""
 
+from math import prod
+
+import numpy as np
 import torch
 
 from backends.lm.ops import AttentionBatch, AttentionSpec
@@ -17,8 +20,7 @@ class GatherAttention:
         self._spec = spec
         self._block_size = block_size
         shape = (num_blocks * block_size, spec.num_kv_heads, spec.head_dim)
-        self._keys = torch.zeros(shape, dtype=dtype, device=device)
-        self._values = torch.zeros(shape, dtype=dtype, device=device)
+        self._keys, self._values = (_zeros(shape, dtype, device) for _ in range(2))
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
         slots = torch.from_numpy(batch.slots).to(q.device)
@@ -57,3 +59,11 @@ class GatherAttention:
         if self._spec.window:
             hidden |= behind >= self._spec.window
         return torch.zeros(n, length).masked_fill_(hidden, float("-inf"))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On a CPU, memory that the system hands out as it is first touched: a large idle pool costs nothing."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    raw = np.zeros(prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)

@@ -1,0 +1,80 @@
+"""How many blocks of keys and values fit, and how long a sequence may be. Pure but for `free_memory`."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from backends.api.errors import Code, ServingError
+from backends.lm.ops import AttentionSpec
+from backends.lm.options import LmOptions
+
+log = logging.getLogger(__name__)
+
+_AUTO_LIMIT = 4 << 30  # bytes of KV cache on a CPU when nothing is said
+_AUTO_SHARE = 4  # of the free memory, one part in so many
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    num_blocks: int
+    max_model_len: int
+
+
+def bytes_per_block(specs: Sequence[AttentionSpec], block_size: int, itemsize: int) -> int:
+    """Keys and values of `block_size` tokens in every layer."""
+    return sum(2 * spec.num_kv_heads * spec.head_dim for spec in specs) * block_size * itemsize
+
+
+def plan_capacity(options: LmOptions, max_positions: int, block_bytes: int, free_bytes: int, model: str) -> Capacity:
+    """Never more than the options' memory; without, a share of `free_bytes` and no more than sequences can use.
+
+    A max_model_len that was asked for must fit in; the model's own is shortened to what does. Raises
+    ServingError(INVALID) naming the parameter and its range.
+    """
+    wanted = options.max_model_len or max_positions
+    if wanted > max_positions:
+        raise _error(model, "max_model_len", f"at most {max_positions}, which the model was made for", f"{wanted}")
+    size = options.block_size
+    blocks_per_sequence = -(-wanted // size)
+    if options.num_gpu_blocks_override:
+        num_blocks = options.num_gpu_blocks_override
+    elif options.kv_cache_memory_bytes:
+        num_blocks = options.kv_cache_memory_bytes // block_bytes
+    else:
+        num_blocks = min(free_bytes // block_bytes, options.max_num_seqs * blocks_per_sequence)
+    if num_blocks >= blocks_per_sequence:
+        return Capacity(num_blocks, wanted)
+    if options.max_model_len or not num_blocks:
+        need = f"at least {blocks_per_sequence * block_bytes} bytes ({blocks_per_sequence} blocks) for one sequence"
+        got = f"{num_blocks * block_bytes} ({num_blocks} blocks); lower max_model_len ({wanted}) or give more memory"
+        raise _error(model, "kv_cache_memory_bytes", need, got)
+    log.warning("%s: max_model_len is %d instead of %d: the KV cache holds no more", model, num_blocks * size, wanted)
+    return Capacity(num_blocks, num_blocks * size)
+
+
+def free_memory() -> int:
+    """Bytes that a KV cache may take of this machine by default, its control group's limit heeded."""
+    return min(_AUTO_LIMIT, min(_available(), _group_rest()) // _AUTO_SHARE)
+
+
+def _available() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return _AUTO_LIMIT
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else _AUTO_LIMIT
+
+
+def _group_rest() -> int:
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (group / "memory.max").read_text().strip(), (group / "memory.current").read_text()
+        return int(limit) - int(used)
+    except (OSError, ValueError):  # no such group, or its limit is "max"
+        return 1 << 62
+
+
+def _error(model: str, name: str, expected: str, got: str) -> ServingError:
+    return ServingError(Code.INVALID, f"{model}: parameter '{name}': expected {expected}, got {got}", param=name)

@@ -1,0 +1,176 @@
+"""One step of the engine: its arrays in, tokens out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from backends.api.errors import Code, ServingError
+from backends.api.request import SamplingParams, TokenLogprobs
+from backends.lm.batch import attention_batch
+from backends.lm.ops import AttentionBatch
+from backends.lm.sampler import Sampler
+from backends.lm.sampler_choice import NO_TOKEN
+from backends.lm.sampler_logprobs import token_logprobs
+from backends.lm.step import StepBatch, StepOutput
+
+_PROMPT_LOGITS = 1 << 24  # values made at a time for prompt log-probabilities: 64 MB
+
+
+class PagedModel(Protocol):
+    """A model and its block pools: `Decoder` or `HfModel`."""
+
+    vocab_size: int
+
+    def forward(self, tokens: np.ndarray, batch: AttentionBatch) -> torch.Tensor:
+        """(T,) int32 -> the last hidden states (T, hidden). Writes the tokens' keys and values."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(N, hidden) -> (N, vocab) float32."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerLimits:
+    """What a loaded model offers. `fingerprint` names what its keys and values depend on."""
+
+    max_model_len: int
+    max_num_seqs: int
+    num_blocks: int
+    block_size: int
+    fingerprint: str
+    eos_token_ids: frozenset[int]
+
+
+class LmRunner:
+    """`ModelRunner` over a paged model. Only rows that choose a token, or whose log-probability is asked, meet the head."""
+
+    def __init__(self, model: PagedModel, limits: RunnerLimits) -> None:
+        self.vocab_size = model.vocab_size
+        self.eos_token_ids = limits.eos_token_ids
+        self.max_model_len = limits.max_model_len
+        self.num_blocks = limits.num_blocks
+        self.block_size = limits.block_size
+        self.fingerprint = limits.fingerprint
+        self._model: PagedModel | None = model
+        self._sampler = Sampler(limits.max_num_seqs, model.vocab_size, limits.eos_token_ids)
+        self._prompts: dict[int, _Prompt] = {}  # of rows that want their prompt's log-probabilities
+
+    def add(self, row: int, tokens: list[int], num_prompt: int, sampling: SamplingParams, seed: int) -> None:
+        self._sampler.add(row, tokens, num_prompt, sampling, seed)
+        if sampling.prompt_logprobs is not None:
+            self._prompts[row] = _Prompt(np.array(tokens[:num_prompt], np.int32), sampling.prompt_logprobs)
+
+    def remove(self, row: int) -> None:
+        self._sampler.remove(row)
+        self._prompts.pop(row, None)
+
+    @torch.inference_mode()
+    def step(self, batch: StepBatch) -> StepOutput:
+        model = self._loaded()
+        attention = attention_batch(batch, self.block_size)
+        hidden = model.forward(batch.tokens, attention)
+        output = self._choose(model, hidden, batch, attention.positions)
+        if self._prompts:
+            output.prompt_logprobs = self._score_prompts(model, hidden, batch)
+        return output
+
+    def close(self) -> None:
+        """Gives the memory back. A step after it is an error."""
+        self._model = None
+        self._prompts.clear()
+
+    def _loaded(self) -> PagedModel:
+        if self._model is None:
+            raise ServingError(Code.UNAVAILABLE, "the model is closed")
+        return self._model
+
+    def _choose(self, model: PagedModel, hidden: torch.Tensor, batch: StepBatch, positions: np.ndarray) -> StepOutput:
+        """Tokens for the slices that sample: after their last token, and at each guess before it."""
+        slices = np.flatnonzero(batch.samples)
+        output = StepOutput([[] for _ in batch.rows])
+        if not len(slices):
+            return output
+        drafts = batch.num_drafts[slices]
+        ends = batch.query_starts[slices + 1]
+        firsts = ends - drafts - 1  # where each slice's first choice is made
+        if not drafts.any():
+            logits = model.logits(_rows(hidden, firsts))
+            sampled = self._sampler.sample(logits, batch.rows[slices], positions[firsts])
+            chosen = [[token] for token in sampled.tokens]
+            logprobs = {line: [entry] for line, entry in sampled.logprobs.items()}
+        else:
+            guesses = [batch.tokens[first + 1 : end].tolist() for first, end in zip(firsts, ends, strict=True)]
+            logits = model.logits(_rows(hidden, _ranges(firsts, ends)))
+            verified = self._sampler.verify(logits, batch.rows[slices], positions[firsts], guesses)
+            chosen, logprobs = verified.tokens, verified.logprobs
+        self._record(output, slices.tolist(), batch.rows, chosen, logprobs)
+        return output
+
+    def _record(
+        self,
+        output: StepOutput,
+        slices: list[int],
+        rows: np.ndarray,
+        chosen: Sequence[list[int]],
+        logprobs: dict[int, list[TokenLogprobs]],
+    ) -> None:
+        for line, (index, tokens) in enumerate(zip(slices, chosen, strict=True)):
+            if tokens[-1] == NO_TOKEN:
+                output.failed[index] = ServingError(
+                    Code.INTERNAL, "no token could be chosen: the logits are not finite, or every token is forbidden"
+                )
+                continue
+            output.tokens[index] = tokens
+            self._sampler.commit(int(rows[index]), tokens)
+            if line in logprobs:
+                output.logprobs[index] = logprobs[line]
+
+    def _score_prompts(
+        self, model: PagedModel, hidden: torch.Tensor, batch: StepBatch
+    ) -> dict[int, list[TokenLogprobs]]:
+        """For each prompt token of a slice, the log-probability of the prompt token after it."""
+        found = {}
+        for index, row in enumerate(batch.rows.tolist()):
+            prompt = self._prompts.get(row)
+            if prompt is None:
+                continue
+            start, end = int(batch.query_starts[index]), int(batch.query_starts[index + 1])
+            first = int(batch.context_lens[index]) - (end - start)
+            targets = prompt.tokens[first + 1 : first + 1 + end - start]
+            if len(targets) or first < len(prompt.tokens):
+                scored = hidden[start : start + len(targets)]
+                found[index] = self._score(model, scored, targets, prompt.num_logprobs)
+        return found
+
+    def _score(self, model: PagedModel, hidden: torch.Tensor, targets: np.ndarray, count: int) -> list[TokenLogprobs]:
+        """The entry of targets[i] in the distribution of hidden[i]. A few rows at a time: logits are large."""
+        entries: list[TokenLogprobs] = []
+        step = max(1, _PROMPT_LOGITS // self.vocab_size)
+        for at in range(0, len(targets), step):
+            logits = model.logits(hidden[at : at + step]).cpu().numpy()
+            pairs = zip(logits, targets[at : at + step].tolist(), strict=True)
+            entries += [token_logprobs(line, target, count) for line, target in pairs]
+        return entries
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    tokens: np.ndarray  # (P,) int32
+    num_logprobs: int
+
+
+def _ranges(firsts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Each slice's places from first to end, one slice after another."""
+    counts = ends - firsts
+    before = np.cumsum(counts) - counts
+    return np.arange(int(counts.sum())) - np.repeat(before - firsts, counts)
+
+
+def _rows(hidden: torch.Tensor, places: np.ndarray) -> torch.Tensor:
+    if len(places) == len(hidden):
+        return hidden  # every token samples: the usual step
+    return hidden[torch.from_numpy(places).to(hidden.device)]
