@@ -33,7 +33,7 @@ from backends.lm.attention.flash_tiles import (
     accumulate,
     softmax_row,
 )
-from backends.lm.cpu.memory import aligned, as_pointer, load_float, load_int, stack
+from backends.lm.cpu.memory import aligned, as_pointer, load_float, load_int, prefetch, stack
 from backends.lm.cpu.panels import write_record
 from backends.lm.cpu.team import TASK_SIGNATURE, Tape, Team
 from backends.lm.cpu.tiles import FORMATS, GROUP, PANEL_ROWS, TILE, tile
@@ -191,6 +191,12 @@ def _int32(array: int, index: int) -> int:
     return types.intp(carray(as_pointer(array + 4 * index), 1, types.int32)[0])
 
 
+@njit(inline="always")
+def _prefetch(start: int, size: int) -> None:
+    for line in range(start, start + size, 64):
+        prefetch(line)
+
+
 @cache
 def attend_task(form: str) -> Any:
     """The task that computes attention for the step's tokens, whose keys and values are in the pool."""
@@ -248,6 +254,12 @@ def attend_task(form: str) -> Any:
             num_groups = min(STEP_GROUPS, (last - start) // group_keys + 1)
             for group in range(num_groups):
                 position = start + group * group_keys
+                ahead = position + step_keys
+                if panels == 1 and ahead <= last:
+                    index = (_int32(table, ahead // block_size) * kv_heads + kv_head) * block_groups
+                    index += ahead % block_size // 16
+                    _prefetch(keys + index * key_bytes, key_bytes)
+                    _prefetch(values + index * value_bytes, value_bytes)
                 block = _int32(table, position // block_size)
                 index = (block * kv_heads + kv_head) * block_groups + position % block_size // 16
                 carray(as_pointer(groups), STEP_GROUPS, types.intp)[group] = values + index * value_bytes

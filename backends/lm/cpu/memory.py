@@ -135,3 +135,19 @@ def stack(typing: Any, size: Any) -> Any:
         return builder.ptrtoint(memory, I64)
 
     return types.intp(size), codegen
+
+
+@intrinsic
+def prefetch(typing: Any, address: Any) -> Any:
+    """Ask for the cache line at `address`, to be read soon: into the L2 cache, as a step of attention would crowd the first."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        pointer = _pointer(builder, args[0], ir.IntType(8))
+        i32 = ir.IntType(32)
+        function_type = ir.FunctionType(ir.VoidType(), [pointer.type, i32, i32, i32])
+        name = "llvm.prefetch.p0"
+        function = builder.module.globals.get(name) or ir.Function(builder.module, function_type, name)
+        builder.call(function, [pointer, i32(0), i32(2), i32(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), codegen
