@@ -127,7 +127,9 @@ def main() -> None:
     for name, (model, shape) in models.items():
         array = np.random.default_rng(1).random(shape).astype(np.float32)
         with version_folder(model) as folder:
-            report(f"{name} bare", lambda: bare_rate(folder, array, arguments.threads, arguments.seconds), arguments.rounds)
+            report(
+                f"{name} bare", lambda: bare_rate(folder, array, arguments.threads, arguments.seconds), arguments.rounds
+            )
             for instances in arguments.instances:
                 for label, batching in (
                     ("direct", None),

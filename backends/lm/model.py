@@ -12,7 +12,7 @@ import torch
 
 from backends.lm.checkpoint import Checkpoint
 from backends.lm.config import LmConfig, Rope
-from backends.lm.ops import Attention, AttentionBatch, AttentionSpec, Linear, Ops
+from backends.lm.ops import Attention, AttentionBatch, AttentionSpec, DecoderLayer, Linear, Ops
 from backends.lm.rope import rope_tables
 
 LayerProgress = Callable[[int, int], None]
@@ -61,11 +61,16 @@ class Decoder:
             self._layers.append(_Layer(checkpoint, i, ops, attention, tables[config.ropes[i]]))
             progress(i + 1, config.num_layers)
         self._final_norm = checkpoint.norm("final_norm").to(ops.device)
+        fuse = getattr(ops, "fuse", None)
+        layers = [layer.parts() for layer in self._layers]
+        self._fused = None if fuse is None else fuse(layers, self._final_norm, config.norm_eps)
         self._head = ops.linear([embed if config.tied else checkpoint.matrix("lm_head")], [None])
 
     def forward(self, tokens: np.ndarray, batch: AttentionBatch) -> torch.Tensor:
         """(T,) int32 -> the last hidden states (T, hidden), whose keys and values are then in the pool."""
         residual = self._embed(tokens)
+        if self._fused is not None:
+            return self._fused(residual, batch)
         update: torch.Tensor | None = None
         for layer in self._layers:
             update, residual = layer(update, residual, batch)
@@ -124,6 +129,26 @@ class _Layer:
         x, residual = ops.add_rms_norm(update, residual, self._ffn_norm, eps)
         x = ops.gated(self._gate_up(x), self._config.activation)
         return self._normed(self._down(x), self._post_ffn_norm), residual
+
+    def parts(self) -> DecoderLayer:
+        """This layer for ops that run a whole decoder themselves."""
+        cos, sin = self._tables
+        return DecoderLayer(
+            attn_norm=self._attn_norm,
+            qkv=self._qkv,
+            cos=cos,
+            sin=sin,
+            attention=self._attention,
+            o=self._o,
+            ffn_norm=self._ffn_norm,
+            gate_up=self._gate_up,
+            activation=self._config.activation,
+            down=self._down,
+            q_norm=self._q_norm,
+            k_norm=self._k_norm,
+            post_attn_norm=self._post_attn_norm,
+            post_ffn_norm=self._post_ffn_norm,
+        )
 
     def _attend(self, x: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
         config = self._config

@@ -59,6 +59,38 @@ class Attention(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """The parts of one decoder layer, as `Ops` made them, for ops that run whole decoders.
+
+    `x += [post_attn_norm] o(attention(rope([q_norm] q), rope([k_norm] k), v))` of `attn_norm(x)`, then
+    `x += [post_ffn_norm] down(activation(gate) * up)` of `ffn_norm(x)`; norms that a model lacks are None.
+    """
+
+    attn_norm: torch.Tensor
+    qkv: Linear
+    cos: torch.Tensor
+    sin: torch.Tensor
+    attention: Attention
+    o: Linear
+    ffn_norm: torch.Tensor
+    gate_up: Linear
+    activation: str
+    down: Linear
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+    post_attn_norm: torch.Tensor | None = None
+    post_ffn_norm: torch.Tensor | None = None
+
+
+class FusedDecoder(Protocol):
+    """All layers and the final norm in one call, with the same result as the single operations."""
+
+    def __call__(self, hidden: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+        """Embedded tokens (T, hidden), overwritten -> last hidden states (T, hidden), valid until the next call."""
+        ...
+
+
 class Ops(Protocol):
     """`dtype` is that of activations, `kv_dtype` that of the pool. Weights are given once, at load, and may be repacked."""
 
@@ -93,6 +125,9 @@ class Ops(Protocol):
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         """(T, 2F) -> (T, F): activation(gate) * up. `activation` is "silu", "gelu" or "gelu_tanh"."""
         ...
+
+    # def fuse(self, layers: list[DecoderLayer], final_norm: torch.Tensor, eps: float) -> FusedDecoder | None
+    # may be offered too: None, or no such method, means that the layers are to be run operation by operation.
 
 
 class Embedding(Protocol):

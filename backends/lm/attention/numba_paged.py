@@ -5,6 +5,8 @@ The pool holds 4-byte units: a float32, or two bfloat16. Of each (block, kv head
     keys    (blocks, kv heads, G, units of a head, 16 keys)     a unit is 1 or 2 neighbouring features
     values  (blocks, kv heads, G, 16 keys / keys a unit, D)     a unit is 1 or 2 neighbouring keys
 
+with D filled up with zeros to whole tiles, and for keys to whole groups of 32,
+
 so keys lie like a tile of weights whose columns are keys, and values like tiles whose input features are keys.
 Block sizes below 16 leave lanes of their only group unused.
 
@@ -13,6 +15,7 @@ of 4 groups counted from position 0, with an online softmax in float32. Nothing 
 the batch, on chunking or on where blocks lie.
 """
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -68,6 +71,7 @@ MAX_HEAD_DIM = 256
     CAP,
 ) = range(26)
 NUM_ARGS = 26
+BATCH_ARGS = (TOKENS, SEQUENCES, ITEM_STARTS, QUERY_STARTS, CONTEXT_LENS, TABLE, TABLE_STRIDE, SLOTS)
 
 # Sizes of an item's memory on the stack, in bytes
 _ONE_PAIR = 8 * MAX_HEAD_DIM  # a key and a value
@@ -77,13 +81,15 @@ _STATES = STATE_BYTES * PANEL_ROWS
 _ADDRESSES = 8 * STEP_GROUPS
 
 _TOKENS_AN_ITEM = 16  # when keys and values are written
-_LARGEST = np.float32(3e38)
+_LARGEST = 3e38
 
 
 @njit(inline="always")
 def _finite(value: float) -> float:
     """What may lie in a pool: a masked key adds 0 times its value, which must be 0."""
-    return min(max(value, -_LARGEST), _LARGEST) if value == value else _LARGEST
+    if value != value:  # not a number
+        return _LARGEST
+    return min(max(value, -_LARGEST), _LARGEST)
 
 
 @njit(inline="always")
@@ -121,9 +127,14 @@ def _copy_finite(source: int, target: int, dim: int) -> None:
 
 
 @njit(inline="always")
+def _columns(dim: int) -> int:
+    return (dim + 15) // 16
+
+
+@njit(inline="always")
 def _group_bytes(dim: int, keys_a_unit: int) -> tuple[int, int]:
-    """Bytes of a group of 16 keys, and of 16 values. Keys are padded to whole groups of 32 features."""
-    return 64 * ((dim + 31) // 32 * 32 // keys_a_unit), 16 // keys_a_unit * 4 * dim
+    """Bytes of a group of 16 keys, padded to whole groups of 32 features, and of 16 values, to whole tiles of 16."""
+    return 64 * ((dim + 31) // 32 * 32 // keys_a_unit), 16 // keys_a_unit * 64 * _columns(dim)
 
 
 @cache
@@ -139,6 +150,7 @@ def write_task(form: str) -> Any:
         heads, dim = load_int(args + 8 * KV_HEADS), load_int(args + 8 * HEAD_DIM)
         block_size, block_groups = load_int(args + 8 * BLOCK_SIZE), load_int(args + 8 * BLOCK_GROUPS)
         key_bytes, value_bytes = _group_bytes(dim, keys_a_unit)
+        unit_bytes = 64 * _columns(dim)
         both = stack(_ONE_PAIR)
         for token in range(item * _TOKENS_AN_ITEM, min(tokens, (item + 1) * _TOKENS_AN_ITEM)):
             slot = load_int(load_int(args + 8 * SLOTS) + 8 * token)
@@ -153,9 +165,9 @@ def write_task(form: str) -> Any:
                 _copy_finite(k + 4 * dim * head, both, dim)
                 _copy_finite(v + 4 * dim * head, both + 4 * dim, dim)
                 if is_f32:
-                    _write_f32(both, keys, values + 4 * dim * lane, dim)
+                    _write_f32(both, keys, values + unit_bytes * lane, dim)
                 else:
-                    _write_bf16(both, keys, values + 4 * dim * (lane // 2) + 2 * (lane % 2), dim)
+                    _write_bf16(both, keys, values + unit_bytes * (lane // 2) + 2 * (lane % 2), dim)
         return 0
 
     return cfunc(TASK_SIGNATURE, cache=True, error_model="numpy")(write)
@@ -208,7 +220,7 @@ def attend_task(form: str) -> Any:
         rows = min(PANEL_ROWS, num_tokens * shared - first_row)
 
         dim = load_int(args + 8 * HEAD_DIM)
-        columns, feature_groups = dim // 16, (dim + 31) // 32
+        columns, feature_groups = _columns(dim), (dim + 31) // 32
         block_size, block_groups = load_int(args + 8 * BLOCK_SIZE), load_int(args + 8 * BLOCK_GROUPS)
         group_keys = min(16, block_size)
         key_bytes, value_bytes = _group_bytes(dim, keys_a_unit)
@@ -222,7 +234,7 @@ def attend_task(form: str) -> Any:
         out, state = stack(_PANEL), stack(_STATES)
         zeros, groups = stack(64), stack(_ADDRESSES)
         carray(as_pointer(zeros), 16, float32)[:] = 0
-        carray(as_pointer(out), rows * dim, float32)[:] = 0
+        carray(as_pointer(out), 16 * rows * columns, float32)[:] = 0
         for row in range(rows):
             of_row = carray(as_pointer(state + STATE_BYTES * row), 48, float32)
             of_row[:] = 0
@@ -275,7 +287,7 @@ def attend_task(form: str) -> Any:
             for lane in range(16):
                 total += sums[lane]
             inverse = float32(1) / total
-            mine = carray(as_pointer(out + 4 * dim * row), dim, float32)
+            mine = carray(as_pointer(out + 64 * columns * row), dim, float32)
             for feature in range(dim):
                 result[feature] = mine[feature] * inverse
         return 0
@@ -286,21 +298,21 @@ def attend_task(form: str) -> Any:
 class NumbaPagedAttention:
     """One layer's pool and its attention. `kv_form` is "bf16" or "f32". The result lives until the next call.
 
-    Raises ServingError(UNSUPPORTED) for a head size that is no multiple of 16 or above 256, and for a block size
+    Raises ServingError(UNSUPPORTED) for a head size that is odd or above 256, and for a block size
     that is neither below 16 nor a multiple of it.
     """
 
     def __init__(self, spec: AttentionSpec, num_blocks: int, block_size: int, kv_form: str, team: Team) -> None:
-        if spec.head_dim % TILE or spec.head_dim > MAX_HEAD_DIM:
+        if spec.head_dim % 2 or spec.head_dim > MAX_HEAD_DIM:
             raise ServingError(
                 Code.UNSUPPORTED,
-                f"CPU attention takes heads of 16, 32, ... {MAX_HEAD_DIM} features, got {spec.head_dim}",
+                f"CPU attention takes heads of 2, 4, ... {MAX_HEAD_DIM} features, got {spec.head_dim}",
             )
         if block_size > TILE and block_size % TILE:
             raise ServingError(
                 Code.UNSUPPORTED, f"CPU attention takes blocks of up to 16 or 32, 48, ... tokens, got {block_size}"
             )
-        self._spec = spec
+        self.spec = spec
         self._team = team
         groups = num_blocks * spec.num_kv_heads * -(-block_size // TILE)
         keys_a_unit = 1 if kv_form == "f32" else 2
@@ -331,33 +343,48 @@ class NumbaPagedAttention:
             self._out = torch.empty(max(tokens, 2 * len(self._out)), self._out.shape[1])
             self.args[OUT] = self._out.data_ptr()
         if batch is not self._batch:
-            self._take(batch)
+            self._batch = batch
+            self._batch_args = batch_args(self.spec, batch)
+            self._set(self._batch_args.values)
+        rows = [_rows(x) for x in (q, k, v)]
         args = self.args
-        args[Q], args[K], args[V] = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        args[Q_STRIDE], args[K_STRIDE], args[V_STRIDE] = 4 * q.stride(0), 4 * k.stride(0), 4 * v.stride(0)
+        args[Q], args[K], args[V] = (x.data_ptr() for x in rows)
+        args[Q_STRIDE], args[K_STRIDE], args[V_STRIDE] = (4 * x.stride(0) for x in rows)
         self._team.run(self.tape)
-        return self._out[:tokens]
-
-    def _take(self, batch: AttentionBatch) -> None:
-        """Point the arguments at a step's arrays, which live as long as the batch, which we keep."""
-        self._batch = batch
-        self._item_starts = item_starts(self._spec, batch)
-        self._set(
-            {
-                TOKENS: len(batch.slots),
-                SEQUENCES: len(batch.context_lens),
-                ITEM_STARTS: self._item_starts.ctypes.data,
-                QUERY_STARTS: batch.query_starts.ctypes.data,
-                CONTEXT_LENS: batch.context_lens.ctypes.data,
-                TABLE: batch.block_table.ctypes.data,
-                TABLE_STRIDE: batch.block_table.strides[0],
-                SLOTS: batch.slots.ctypes.data,
-            }
-        )
+        return self._out[:tokens].to(q.dtype)
 
     def _set(self, arguments: dict[int, int]) -> None:
         for index, value in arguments.items():
             self.args[index] = value
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """(T, heads, D) as float32 whose tokens are each contiguous."""
+    x = x.float()
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchArgs:
+    """The arguments that point at a step's arrays, by index, and what must live as long as they are used."""
+
+    values: dict[int, int]
+    keeps: tuple[object, ...]
+
+
+def batch_args(spec: AttentionSpec, batch: AttentionBatch) -> BatchArgs:
+    starts = item_starts(spec, batch)
+    values = {
+        TOKENS: len(batch.slots),
+        SEQUENCES: len(batch.context_lens),
+        ITEM_STARTS: starts.ctypes.data,
+        QUERY_STARTS: batch.query_starts.ctypes.data,
+        CONTEXT_LENS: batch.context_lens.ctypes.data,
+        TABLE: batch.block_table.ctypes.data,
+        TABLE_STRIDE: batch.block_table.strides[0],
+        SLOTS: batch.slots.ctypes.data,
+    }
+    return BatchArgs(values, (starts, batch))
 
 
 def item_starts(spec: AttentionSpec, batch: AttentionBatch) -> np.ndarray:

@@ -83,8 +83,9 @@ class PackedLinear:
         self.in_features = weights[0].shape[1]
         self.out_features = sum(weight.shape[0] for weight in weights)
         self.num_tiles = -(-self.out_features // TILE)
+        self.padded_features = self.num_tiles * TILE
         self.weights = pack(form, weights)
-        self.bias = aligned(self.num_tiles * TILE, np.float32)
+        self.bias = aligned(self.padded_features, np.float32)
         self._set_bias(weights, biases)
         self._team = team
         self.args = np.zeros(NUM_ARGS, dtype=np.int64)
@@ -111,8 +112,8 @@ class PackedLinear:
     def _grow(self, rows: int) -> None:
         self._capacity = max(rows, 2 * self._capacity)
         self._panels = aligned(panel_bytes(self.form, self._capacity, self.in_features))
-        self._y = torch.from_numpy(aligned(self._capacity * self.num_tiles * TILE, np.float32)).view(
-            self._capacity, self.num_tiles * TILE
+        self._y = torch.from_numpy(aligned(self._capacity * self.padded_features, np.float32)).view(
+            self._capacity, self.padded_features
         )
         self.args[PANELS] = self._panels.ctypes.data
         self.args[Y] = self._y.data_ptr()

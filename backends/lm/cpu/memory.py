@@ -13,7 +13,6 @@ from numba.extending import intrinsic
 from backends.lm.cpu.vectors import I64
 
 
-
 def _pointer(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
     return builder.inttoptr(address, kind.as_pointer())
 

@@ -27,7 +27,7 @@ def panel_bytes(form: TileFormat, rows: int, features: int) -> int:
     return rows * -(-features // GROUP) * form.row_bytes
 
 
-def _load_group(e: Emitter, x: ir.Value, valid: ir.Value) -> list[ir.Value]:
+def load_group(e: Emitter, x: ir.Value, valid: ir.Value) -> list[ir.Value]:
     """Two vectors of a row's next 32 features; those from `valid` on are zero and not touched."""
     halves = []
     mask_type = ir.VectorType(ir.IntType(1), LANES)
@@ -63,16 +63,20 @@ def _emit_int8(e: Emitter, halves: list[ir.Value], record: ir.Value) -> None:
     e.store(builder.mul(count, I32(-128)), record, 40)
 
 
-def _emit_record(function: ir.Function, form: TileFormat) -> None:
-    x, valid, record = function.args
-    e = Emitter(ir.IRBuilder(function.append_basic_block("entry")))
-    halves = _load_group(e, x, valid)
+def emit_record(e: Emitter, form: TileFormat, halves: list[ir.Value], record: ir.Value) -> None:
+    """Store two vectors of 16 features as one record."""
     if form.row_bytes == 48:
         _emit_int8(e, halves, record)
-    else:
-        for half, values in enumerate(halves):
-            kept = values if form.name == "f32" else e.to_bf16(values)
-            e.store(kept, record, form.row_bytes // 2 * half)
+        return
+    for half, values in enumerate(halves):
+        kept = values if form.name == "f32" else e.to_bf16(values)
+        e.store(kept, record, form.row_bytes // 2 * half)
+
+
+def _emit_write(function: ir.Function, form: TileFormat) -> None:
+    x, valid, record = function.args
+    e = Emitter(ir.IRBuilder(function.append_basic_block("entry")))
+    emit_record(e, form, load_group(e, x, valid), record)
     e.builder.ret_void()
 
 
@@ -87,7 +91,7 @@ def write_record(typing: Any, form: Any, x: Any, valid: Any, record: Any) -> Any
             f"record_{chosen.name}",
             ir.VoidType(),
             [POINTER, I64, POINTER],
-            partial(_emit_record, form=chosen),
+            partial(_emit_write, form=chosen),
         )
         x_at, record_at = builder.inttoptr(args[1], POINTER), builder.inttoptr(args[3], POINTER)
         builder.call(function, [x_at, args[2], record_at])
