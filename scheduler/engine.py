@@ -44,6 +44,7 @@ class Engine:
         options: EngineOptions,
         *,
         clock: Callable[[], float] = time.monotonic,
+        times: StepTimeModel | None = None,
         propose: Proposer | None = None,
         records_events: bool = False,
     ) -> None:
@@ -52,7 +53,7 @@ class Engine:
         self._propose = propose
         self._events = EventLog() if records_events else None
         self._budget = Budget(options.max_num_batched_tokens, options.pace)
-        self._times = StepTimeModel()
+        self._times = times or StepTimeModel()
         self.schedule = Schedule(
             BlockPool(runner.num_blocks, runner.block_size, self._events),
             options.max_num_seqs,
@@ -62,7 +63,7 @@ class Engine:
         self._sequences: dict[int, TokenSequence] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._failures: list[tuple[int, Failure]] = []
-        self._seeds = random.SystemRandom()
+        self._seeds = random.SystemRandom() if options.seed is None else random.Random(options.seed)
         self._num_failures = 0  # failed steps in a row
         self._counts = _Counts()
 

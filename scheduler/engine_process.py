@@ -16,6 +16,7 @@ import sys
 import msgspec
 
 from backends.api.errors import Code, ServingError
+from scheduler.calibrate import calibrate
 from scheduler.engine import Engine, EngineBrokenError
 from scheduler.engine_spec import EngineSpec
 from scheduler.frames import Commands, EngineFrame, Failure, FrameBuffer, Progress, commands_decoder, encode
@@ -71,7 +72,9 @@ def run(spec: EngineSpec, link: _Link) -> int:
     """Load, say so, serve. The exit status."""
     try:
         runner = spec.load_runner(lambda what, done, total: link.send(Progress(what, done, total)))
-        engine = Engine(runner, spec.options, records_events=spec.records_events)
+        link.send(Progress("warm-up"))
+        times = calibrate(runner, spec.options)
+        engine = Engine(runner, spec.options, times=times, records_events=spec.records_events)
     except ServingError as error:
         link.send(Failure.of(error))
         return 1

@@ -47,13 +47,6 @@ async def running(engine_spec: EngineSpec | None = None, **kwargs):
         await client.close()
 
 
-async def until(condition, client: EngineClient) -> None:
-    """Let the loop turn until `condition` holds; frames and state changes make it turn."""
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.002)
-
-
 async def test_requests_are_answered_together_and_times_are_told():
     frames = []
     async with running(on_frame=frames.append) as client:
@@ -71,8 +64,14 @@ async def test_requests_are_answered_together_and_times_are_told():
 
 
 async def test_a_killed_child_fails_its_streams_with_a_reason_and_the_engine_comes_back():
-    states = []
-    async with running(on_state=lambda state, reason: states.append((state, reason))) as client:
+    states, is_back = [], asyncio.Event()
+
+    def on_state(state: EngineState, reason: str) -> None:
+        states.append(state)
+        if states[-2:] == [EngineState.RESTARTING, EngineState.READY]:
+            is_back.set()
+
+    async with running(on_state=on_state) as client:
         asked = [request([number, 2, 3], max_tokens=3900) for number in range(8)]
         for each in asked:
             client.generate(each)
@@ -87,11 +86,11 @@ async def test_a_killed_child_fails_its_streams_with_a_reason_and_the_engine_com
         with pytest.raises(ServingError) as refused:
             client.generate(request([1]))
         assert refused.value.code is Code.UNAVAILABLE
-        await until(lambda: client.state is EngineState.READY, client)
+        await is_back.wait()
         again = request([1, 2, 3])
         client.generate(again)
         assert await collect(again) == expected(again)
-    assert [state for state, _ in states] == [
+    assert states == [
         EngineState.READY,
         EngineState.RESTARTING,
         EngineState.READY,
@@ -146,7 +145,7 @@ async def test_any_other_load_error_names_the_model_and_the_kind():
 async def test_progress_of_loading_is_told():
     told = []
     async with running(on_progress=lambda *progress: told.append(progress)):
-        assert told == [("weights", 1.0, 2.0)]
+        assert told == [("weights", 1.0, 2.0), ("warm-up", 0.0, 0.0)]
 
 
 async def test_close_ends_open_streams_and_the_process():
@@ -168,7 +167,7 @@ def hang(folder, parameters, model_name, progress):
     from tests.fakes.token_runner import make_runner
 
     runner = make_runner(folder, parameters, model_name, progress)
-    runner._on_step = lambda batch: signal.pause()
+    runner._on_step = lambda batch: len(batch.rows) > 1 and signal.pause()
     return runner
 
 
@@ -176,10 +175,12 @@ async def test_a_child_that_makes_no_step_is_killed_and_its_requests_fail():
     hanging = spec("tests.unit.scheduler.test_engine_client:hang")
     client = EngineClient(hanging, restart=RestartPolicy(first=30, step_timeout=0.05))
     await client.start()
-    asked = request([1, 2])
-    client.generate(asked)
-    with pytest.raises(ServingError, match="signal 9"):
-        await collect(asked)
+    asked = [request([1, 2]), request([3, 4])]
+    for each in asked:
+        client.generate(each)
+    for each in asked:
+        with pytest.raises(ServingError, match="signal 9"):
+            await collect(each)
     await client.close()
 
 
