@@ -170,6 +170,10 @@ class EngineClient:
             case Failure():
                 self._settle(frame.error())
 
+    def _on_ended(self, ended: asyncio.Task[str]) -> None:
+        if not ended.cancelled():
+            self._settle(ended_error(ended.result()))
+
     def _settle(self, outcome: EngineLimits | ServingError) -> None:
         """The load has ended, one way or another; the first word counts."""
         launched = self._launched
@@ -186,7 +190,7 @@ class EngineClient:
         """One start up to READY. Raises ServingError; then the child is gone."""
         launched = self._launched = self._loop.create_future()
         child = self._child = await EngineChild.spawn(self.spec, self._on_frame)
-        child.ended.add_done_callback(lambda task: task.cancelled() or self._settle(ended_error(task.result())))
+        child.ended.add_done_callback(self._on_ended)
         try:
             self.limits = await launched
         except BaseException:

@@ -3,8 +3,11 @@
 import asyncio
 import os
 import signal
+import sys
 from contextlib import asynccontextmanager
+from pathlib import Path
 
+import psutil
 import pytest
 
 from backends.api.errors import Code, ServingError
@@ -209,3 +212,28 @@ async def test_finish_reason_and_cached_tokens_travel():
             events = [event async for event in asked.stream]
             assert events[0].num_cached == cached
             assert events[-1].finish is FinishReason.LENGTH
+
+
+PARENT = """
+import asyncio
+from scheduler.engine_client import EngineClient
+from tests.unit.scheduler.test_engine_client import spec
+
+async def main():
+    client = EngineClient(spec())
+    await client.start()
+    print(client.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_the_child_dies_with_its_parent():
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PARENT, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[3]
+    )
+    child = psutil.Process(int(await parent.stdout.readline()))
+    parent.kill()
+    await parent.communicate()
+    assert await asyncio.to_thread(child.wait, 20) is None  # not ours, so its status is not told
