@@ -197,6 +197,8 @@ class Engine:
                 del self._sequences[sequence.number]
             elif self._propose is not None:
                 sequence.drafts = self._propose(sequence)
+        for index, error in output.failed.items():
+            self._fail(work.slices[index].sequence, error)
         return events
 
     def _fail(self, sequence: TokenSequence, error: ServingError, *, has_row: bool = True) -> None:
@@ -244,7 +246,7 @@ class _Counts:
             sequence = part.sequence
             if sequence.computed < sequence.num_prompt:
                 self.prompt_tokens += min(part.count, sequence.num_prompt - sequence.computed)
-            if part.num_drafts:
+            if part.num_drafts and tokens:
                 self.drafts += part.num_drafts
                 self.accepted += len(tokens) - 1
 

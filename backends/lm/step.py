@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from backends.api.errors import ServingError
 from backends.api.request import SamplingParams, TokenLogprobs
 
 
@@ -40,6 +41,8 @@ class StepOutput:
     # slice -> one entry a token of the slice that is a prompt token, for sequences that asked: the
     # log-probability of the prompt's NEXT token after it; the entry after the prompt's last token is left out
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    # slice -> why no token could be chosen for it; that sequence cannot go on, the others do
+    failed: dict[int, ServingError] = field(default_factory=dict)
 
 
 class ModelRunner(Protocol):

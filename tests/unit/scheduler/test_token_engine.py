@@ -1,12 +1,13 @@
 """The engine with a fake model: every text is what it is alone, whatever happens around it."""
 
 import random
+from itertools import pairwise
 
 import pytest
 
 from backends.api.errors import Code, ServingError
 from backends.api.request import FinishReason, SamplingParams, TokenEvent
-from backends.lm.step import StepOutput
+from backends.lm.step import StepBatch, StepOutput
 from kvcache.prefixes import PrefixIndex
 from scheduler.engine import Engine, EngineBrokenError
 from scheduler.engine_options import EngineOptions
@@ -179,6 +180,24 @@ def test_seeds_are_drawn_where_none_is_given_and_repeat_with_the_engines_seed():
     assert text(None) != text(None)
 
 
+def test_streams_keep_their_pace_while_the_longest_prompt_is_computed():
+    def gaps(with_prompt: bool) -> list[float]:
+        """Times between the tokens of four streams, the prompt coming in the middle."""
+        options = EngineOptions(max_num_seqs=8, max_num_batched_tokens=2048)
+        h = Harness(options=options, num_blocks=1000, block_size=16, max_model_len=8192)
+        streams = [h.add([number], 300, ignore_eos=True) for number in range(1, 5)]
+        times = []
+        while set(streams) - set(h.ended):
+            if with_prompt and len(times) == 100:
+                h.add([7] * 4000, 1)
+            times.append(h.step().time)
+        return sorted(after - before for before, after in pairwise(times))
+
+    alone, beside = gaps(False), gaps(True)
+    assert len(beside) == len(alone)
+    assert beside[int(len(beside) * 0.99)] <= 2.2 * alone[int(len(alone) * 0.99)]
+
+
 def test_an_aborted_request_is_gone_within_one_step():
     h = Harness()
     number = h.add([1, 2, 3], 100, ignore_eos=True)
@@ -219,6 +238,24 @@ def test_a_request_the_runner_cannot_take_fails_alone():
     bad, good = h.add([1, 2]), h.add([3, 4])
     h.run()
     assert (h.ended[bad].code, h.ended[bad].param) == ("invalid", "grammar")
+    assert h.tokens[good] == h.expected(good)
+
+
+def test_a_sequence_for_which_no_token_can_be_chosen_fails_alone():
+    h = Harness()
+    bad, good = h.add([1, 2]), h.add([3, 4])
+    answer = h.runner.step
+
+    def step(batch: StepBatch) -> StepOutput:
+        output = answer(batch)
+        output.tokens[0] = []
+        output.failed[0] = ServingError(Code.INTERNAL, "no token is allowed")
+        h.runner.step = answer
+        return output
+
+    h.runner.step = step
+    h.run()
+    assert h.ended[bad].message == "no token is allowed"
     assert h.tokens[good] == h.expected(good)
 
 
