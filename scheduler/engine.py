@@ -44,6 +44,7 @@ class Engine:
         options: EngineOptions,
         *,
         clock: Callable[[], float] = time.monotonic,
+        times: StepTimeModel | None = None,
         propose: Proposer | None = None,
         records_events: bool = False,
     ) -> None:
@@ -52,7 +53,7 @@ class Engine:
         self._propose = propose
         self._events = EventLog() if records_events else None
         self._budget = Budget(options.max_num_batched_tokens, options.pace)
-        self._times = StepTimeModel()
+        self._times = times or StepTimeModel()
         self.schedule = Schedule(
             BlockPool(runner.num_blocks, runner.block_size, self._events),
             options.max_num_seqs,
@@ -62,7 +63,7 @@ class Engine:
         self._sequences: dict[int, TokenSequence] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._failures: list[tuple[int, Failure]] = []
-        self._seeds = random.SystemRandom()
+        self._seeds = random.SystemRandom() if options.seed is None else random.Random(options.seed)
         self._num_failures = 0  # failed steps in a row
         self._counts = _Counts()
 
@@ -196,6 +197,8 @@ class Engine:
                 del self._sequences[sequence.number]
             elif self._propose is not None:
                 sequence.drafts = self._propose(sequence)
+        for index, error in output.failed.items():
+            self._fail(work.slices[index].sequence, error)
         return events
 
     def _fail(self, sequence: TokenSequence, error: ServingError, *, has_row: bool = True) -> None:
@@ -243,7 +246,7 @@ class _Counts:
             sequence = part.sequence
             if sequence.computed < sequence.num_prompt:
                 self.prompt_tokens += min(part.count, sequence.num_prompt - sequence.computed)
-            if part.num_drafts:
+            if part.num_drafts and tokens:
                 self.drafts += part.num_drafts
                 self.accepted += len(tokens) - 1
 

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -12,8 +11,9 @@ from backends.api.base import EngineLoad
 from backends.api.errors import Code, ServingError
 from backends.api.request import GenerateRequest
 from scheduler.engine_child import EngineChild, ended_error
+from scheduler.engine_observer import EngineObserver
 from scheduler.engine_options import check_request
-from scheduler.engine_spec import EngineSpec, ProgressCallback
+from scheduler.engine_spec import EngineSpec
 from scheduler.frames import Commands, EngineFrame, EngineLimits, Failure, NewRequest, Progress, StepFrame
 from scheduler.open_requests import OpenRequests
 
@@ -45,29 +45,22 @@ class RestartPolicy:
 
 
 class EngineClient:
-    """A `TokenEngine` whose engine runs in a child process. Lives on one loop; streams may be cancelled from any thread.
-
-    `on_frame` sees every step's frame, `on_state` every change of `state` with its reason.
-    """
+    """A `TokenEngine` whose engine runs in a child process. Lives on one loop; streams may be cancelled from any thread."""
 
     def __init__(
         self,
         spec: EngineSpec,
+        observer: EngineObserver | None = None,
         *,
         restart: RestartPolicy | None = None,
-        on_frame: Callable[[StepFrame], object] = lambda frame: None,
-        on_state: Callable[[EngineState, str], object] = lambda state, reason: None,
-        on_progress: ProgressCallback = lambda what, done, total: None,
     ) -> None:
         self.spec = spec
         self.limits: EngineLimits | None = None
         self.state = EngineState.STARTING
         self._reason = "the engine is starting"
         self._restart = restart or RestartPolicy()
-        self._on_frame_seen = on_frame
-        self._on_state = on_state
-        self._on_progress = on_progress
-        self._open = OpenRequests(spec.options)
+        self._observer = observer or EngineObserver()
+        self._open = OpenRequests(spec.options, self._observer)
         self._commands = Commands([], [])
         self._child: EngineChild | None = None
         self._launched: asyncio.Future[EngineLimits] | None = None
@@ -162,13 +155,16 @@ class EngineClient:
             case StepFrame():
                 self._last_progress = self._loop.time()
                 self._open.deliver(frame)
-                self._on_frame_seen(frame)
             case EngineLimits():
                 self._settle(frame)
             case Progress():
-                self._on_progress(frame.what, frame.done, frame.total)
+                self._observer.progress(frame.what, frame.done, frame.total)
             case Failure():
                 self._settle(frame.error())
+
+    def _on_ended(self, ended: asyncio.Task[str]) -> None:
+        if not ended.cancelled():
+            self._settle(ended_error(ended.result()))
 
     def _settle(self, outcome: EngineLimits | ServingError) -> None:
         """The load has ended, one way or another; the first word counts."""
@@ -186,7 +182,7 @@ class EngineClient:
         """One start up to READY. Raises ServingError; then the child is gone."""
         launched = self._launched = self._loop.create_future()
         child = self._child = await EngineChild.spawn(self.spec, self._on_frame)
-        child.ended.add_done_callback(lambda task: task.cancelled() or self._settle(ended_error(task.result())))
+        child.ended.add_done_callback(self._on_ended)
         try:
             self.limits = await launched
         except BaseException:
@@ -224,7 +220,7 @@ class EngineClient:
             return
         self.state, self._reason = state, reason
         log.info("engine of '%s' is %s%s", self.spec.model_name, state.value, f": {reason}" if reason else "")
-        self._on_state(state, reason)
+        self._observer.state(state.value, reason)
 
     # A child that hangs
 

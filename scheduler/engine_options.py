@@ -15,6 +15,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Config parameters of an LLM that concern scheduling, with vLLM's names where it has one.
 
     `itl_target_ms` 0 adapts: a prompt being prefilled may about double the time between two tokens of others.
+    `seed` makes the seeds of requests that bring none repeatable.
     """
 
     max_num_seqs: int = 64
@@ -23,6 +24,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_num_queued_reqs: int = 1024
     max_num_queued_tokens: int = 1 << 20
     itl_target_ms: float = 0.0
+    seed: int | None = None
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str], model_name: str) -> Self:

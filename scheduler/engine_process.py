@@ -16,6 +16,7 @@ import sys
 import msgspec
 
 from backends.api.errors import Code, ServingError
+from scheduler.calibrate import calibrate
 from scheduler.engine import Engine, EngineBrokenError
 from scheduler.engine_spec import EngineSpec
 from scheduler.frames import Commands, EngineFrame, Failure, FrameBuffer, Progress, commands_decoder, encode
@@ -26,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 _CHUNK = 1 << 18
 
 
-class _Link:
+class Link:
     """The child's end of the socket."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -60,18 +61,20 @@ def _merge(commands: Commands, more: Commands) -> None:
     commands.close |= more.close
 
 
-def serve(engine: Engine, link: _Link) -> None:
+def serve(engine: Engine, link: Link) -> None:
     """Step as long as there is work, and listen before each step."""
     while not engine.apply(link.receive(wait=not engine.has_work)):
         if engine.has_work:
             link.send(engine.step())
 
 
-def run(spec: EngineSpec, link: _Link) -> int:
+def run(spec: EngineSpec, link: Link) -> int:
     """Load, say so, serve. The exit status."""
     try:
         runner = spec.load_runner(lambda what, done, total: link.send(Progress(what, done, total)))
-        engine = Engine(runner, spec.options, records_events=spec.records_events)
+        link.send(Progress("warm-up"))
+        times = calibrate(runner, spec.options)
+        engine = Engine(runner, spec.options, times=times, records_events=spec.records_events)
     except ServingError as error:
         link.send(Failure.of(error))
         return 1
@@ -109,7 +112,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     with socket.socket(fileno=int(descriptor)) as connection:
         try:
-            status = run(msgspec.json.decode(spec, type=EngineSpec), _Link(connection))
+            status = run(msgspec.json.decode(spec, type=EngineSpec), Link(connection))
         except (BrokenPipeError, ConnectionResetError):
             status = 0  # the parent is gone
     sys.exit(status)

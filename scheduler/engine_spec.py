@@ -4,10 +4,11 @@ import os
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, Self, cast
 
 import msgspec
 
+from backends.api.model_config import ModelConfig
 from backends.lm.step import ModelRunner
 from scheduler.engine_options import EngineOptions
 
@@ -40,6 +41,20 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int = 0
     cache_folder: str = ""
     records_events: bool = False
+
+    @classmethod
+    def of(cls, config: ModelConfig, folder: Path, cache_folder: Path | None = None) -> Self:
+        """For a model's config and version folder. Raises ServingError(INVALID) for its scheduling parameters."""
+        parameters = dict(config.parameters)
+        num_threads = parameters.get("num_threads", "0")
+        return cls(
+            model_name=config.name,
+            folder=str(folder),
+            parameters=parameters,
+            options=EngineOptions.from_parameters(parameters, config.name),
+            num_threads=int(num_threads) if num_threads.isdigit() else 0,  # what is wrong with it, the runner says
+            cache_folder=str(cache_folder or ""),
+        )
 
     def load_runner(self, progress: ProgressCallback) -> ModelRunner:
         module, _, name = self.runner.partition(":")

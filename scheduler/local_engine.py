@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
 from functools import partial
 
 from backends.api.base import EngineLoad
 from backends.api.errors import Code, ServingError
 from backends.api.request import GenerateRequest
 from scheduler.engine import Engine
+from scheduler.engine_observer import EngineObserver
 from scheduler.engine_options import EngineOptions, check_request
 from scheduler.frames import Commands, EngineLimits, NewRequest, StepFrame
 from scheduler.open_requests import OpenRequests
@@ -23,13 +23,10 @@ class LocalEngine:
     The lock guards the open requests and the commands; the engine itself belongs to the thread.
     """
 
-    def __init__(
-        self, engine: Engine, options: EngineOptions, *, on_frame: Callable[[StepFrame], object] = lambda frame: None
-    ) -> None:
+    def __init__(self, engine: Engine, options: EngineOptions, observer: EngineObserver | None = None) -> None:
         self.limits: EngineLimits = engine.limits
         self._engine = engine
-        self._on_frame = on_frame
-        self._open = OpenRequests(options)
+        self._open = OpenRequests(options, observer or EngineObserver())
         self._commands = Commands()
         self._wake = threading.Condition(threading.RLock())
         self._end: ServingError | None = None
@@ -101,4 +98,3 @@ class LocalEngine:
     def _deliver(self, frame: StepFrame) -> None:
         with self._wake:
             self._open.deliver(frame)
-        self._on_frame(frame)

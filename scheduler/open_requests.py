@@ -6,7 +6,8 @@ from math import ceil
 
 from backends.api.base import EngineLoad
 from backends.api.errors import Code, ServingError
-from backends.api.request import GenerateRequest, TokenEvent
+from backends.api.request import FinishReason, GenerateRequest, TokenEvent
+from scheduler.engine_observer import EngineObserver
 from scheduler.engine_options import EngineOptions
 from scheduler.frames import EngineStats, StepFrame
 
@@ -15,6 +16,7 @@ from scheduler.frames import EngineStats, StepFrame
 class _Open:
     request: GenerateRequest
     is_queued: bool = True
+    num_tokens: int = 0
 
 
 class OpenRequests:
@@ -24,8 +26,9 @@ class OpenRequests:
     request that has left are ignored: they were under way.
     """
 
-    def __init__(self, options: EngineOptions) -> None:
+    def __init__(self, options: EngineOptions, observer: EngineObserver) -> None:
         self._options = options
+        self._observer = observer
         self._open: dict[int, _Open] = {}
         self._last_number = 0
         self._num_queued = 0
@@ -57,7 +60,7 @@ class OpenRequests:
 
     def cancel(self, number: int) -> bool:
         """The reader left. False if the request had ended before."""
-        return self._leave(number) is not None
+        return self._leave(number, ServingError(Code.CANCELLED, "the client left")) is not None
 
     def deliver(self, frame: StepFrame) -> None:
         """Put what a step brought on the streams."""
@@ -67,17 +70,14 @@ class OpenRequests:
         for number, event in frame.events:
             self._put(number, event, frame.time)
         for number, failure in frame.failures:
-            request = self._leave(number)
-            if request is not None:
-                request.stream.fail(failure.error())
+            self._fail(number, failure.error())
+        self._observer.step(frame)
 
     def fail_all(self, error: ServingError) -> None:
         """The engine is gone, and with it all it was working on."""
         self.stats = EngineStats()
         for number in list(self._open):
-            request = self._leave(number)
-            if request is not None:
-                request.stream.fail(error)
+            self._fail(number, error)
 
     def when_empty(self, callback: Callable[[], object]) -> None:
         """Call once no request is open, at once if none is."""
@@ -122,20 +122,29 @@ class OpenRequests:
         entry = self._open.get(number)
         if entry is None:
             return
-        times, stream = entry.request.times, entry.request.stream
+        request, times, count = entry.request, entry.request.times, len(event.tokens)
+        gap = time - times.last_token if entry.num_tokens else None
         times.first_token = times.first_token or time
         times.last_token = time
+        entry.num_tokens += count
+        self._observer.tokens(request, count, gap)
         if event.finish is None:
-            stream.put(event)
+            request.stream.put(event)
         else:
-            self._leave(number)
-            stream.finish(event)
+            self._leave(number, event.finish)
+            request.stream.finish(event)
 
-    def _leave(self, number: int) -> GenerateRequest | None:
+    def _fail(self, number: int, error: ServingError) -> None:
+        request = self._leave(number, error)
+        if request is not None:
+            request.stream.fail(error)
+
+    def _leave(self, number: int, end: FinishReason | ServingError) -> GenerateRequest | None:
         entry = self._open.pop(number, None)
         if entry is None:
             return None
         self._dequeue(entry)
+        self._observer.ended(entry.request, entry.num_tokens, end)
         if not self._open:
             callbacks, self._on_empty = self._on_empty, []
             for callback in callbacks:

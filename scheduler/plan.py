@@ -84,6 +84,8 @@ def commit(schedule: Schedule, slices: list[Slice], output: StepOutput) -> list[
     block_size = schedule.pool.block_size if schedule.caches_prefixes else inf
     for index, (part, tokens) in enumerate(zip(slices, output.tokens, strict=True)):
         sequence = part.sequence
+        if output.failed and index in output.failed:
+            continue  # the engine ends it
         sequence.computed += part.count
         if output.prompt_logprobs and index in output.prompt_logprobs and not sequence.has_answered:
             sequence.prompt_logprobs += output.prompt_logprobs[index]

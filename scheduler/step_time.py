@@ -60,8 +60,8 @@ class StepTimeModel:
         self._coefficients = _PRIOR
 
     def observe(self, tokens: int, pairs: float, seconds: float, *, has_prefill: bool) -> None:
-        if seconds <= 0:
-            return
+        """Learn from a step that took `seconds`; below a microsecond the clock says nothing."""
+        seconds = max(seconds, 1e-6)
         if self._num_samples >= _WARM_SAMPLES:
             # an outlier is recognised well enough by coefficients that are a few steps old
             if self._num_samples - self._num_fitted >= _REFIT:

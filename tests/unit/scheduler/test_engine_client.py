@@ -3,15 +3,20 @@
 import asyncio
 import os
 import signal
+import sys
 from contextlib import asynccontextmanager
+from pathlib import Path
 
+import psutil
 import pytest
 
 from backends.api.errors import Code, ServingError
 from backends.api.request import FinishReason, GenerateRequest, SamplingParams
-from scheduler.engine_client import EngineClient, EngineState, RestartPolicy
+from scheduler.engine_client import EngineClient, RestartPolicy
+from scheduler.engine_observer import EngineObserver
 from scheduler.engine_options import EngineOptions
 from scheduler.engine_spec import EngineSpec
+from scheduler.frames import StepFrame
 from tests.fakes.token_runner import reference_tokens
 
 SIZES = {"num_blocks": "4096", "block_size": "4", "max_model_len": "4000", "vocab_size": "97"}
@@ -47,16 +52,34 @@ async def running(engine_spec: EngineSpec | None = None, **kwargs):
         await client.close()
 
 
-async def until(condition, client: EngineClient) -> None:
-    """Let the loop turn until `condition` holds; frames and state changes make it turn."""
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.002)
+class Recorder(EngineObserver):
+    """Keeps everything an observer is told."""
+
+    def __init__(self) -> None:
+        self.frames, self.counts, self.ends, self.states, self.told = [], [], [], [], []
+        self.is_back = asyncio.Event()
+
+    def state(self, state: str, reason: str) -> None:
+        self.states.append(state)
+        if self.states[-2:] == ["restarting", "ready"]:
+            self.is_back.set()
+
+    def progress(self, *progress) -> None:
+        self.told.append(progress)
+
+    def step(self, frame: StepFrame) -> None:
+        self.frames.append(frame)
+
+    def tokens(self, request: GenerateRequest, count: int, gap: float | None) -> None:
+        self.counts.append((count, gap))
+
+    def ended(self, request: GenerateRequest, num_tokens: int, end: FinishReason | ServingError) -> None:
+        self.ends.append((request, num_tokens, end))
 
 
 async def test_requests_are_answered_together_and_times_are_told():
-    frames = []
-    async with running(on_frame=frames.append) as client:
+    observer = Recorder()
+    async with running(observer=observer) as client:
         asked = [request([number, 2, 3], max_tokens=20) for number in range(1, 9)]
         for each in asked:
             client.generate(each)
@@ -66,13 +89,17 @@ async def test_requests_are_answered_together_and_times_are_told():
             assert each.arrived <= each.times.scheduled <= each.times.first_token <= each.times.last_token
         await client.drain()
         assert client.load.num_running == client.load.num_waiting == 0
-        assert frames[-1].stats.num_generation_tokens_total == 160
+        assert observer.frames[-1].stats.num_generation_tokens_total == 160
+        assert [(tokens, end) for _, tokens, end in observer.ends] == [(20, FinishReason.LENGTH)] * 8
+        assert sum(count for count, _ in observer.counts) == 160
+        assert [gap is None for _, gap in observer.counts].count(True) == 8
+        assert all(gap is None or gap > 0 for _, gap in observer.counts)
         assert client.seconds_without_step == 0.0
 
 
 async def test_a_killed_child_fails_its_streams_with_a_reason_and_the_engine_comes_back():
-    states = []
-    async with running(on_state=lambda state, reason: states.append((state, reason))) as client:
+    observer = Recorder()
+    async with running(observer=observer) as client:
         asked = [request([number, 2, 3], max_tokens=3900) for number in range(8)]
         for each in asked:
             client.generate(each)
@@ -87,24 +114,24 @@ async def test_a_killed_child_fails_its_streams_with_a_reason_and_the_engine_com
         with pytest.raises(ServingError) as refused:
             client.generate(request([1]))
         assert refused.value.code is Code.UNAVAILABLE
-        await until(lambda: client.state is EngineState.READY, client)
+        await observer.is_back.wait()
         again = request([1, 2, 3])
         client.generate(again)
         assert await collect(again) == expected(again)
-    assert [state for state, _ in states] == [
-        EngineState.READY,
-        EngineState.RESTARTING,
-        EngineState.READY,
-        EngineState.CLOSED,
-    ]
+    assert observer.states == ["ready", "restarting", "ready", "closed"]
+    assert [end.code for _, _, end in observer.ends[:8]] == [Code.UNAVAILABLE] * 8
 
 
-async def test_a_cancelled_stream_gives_its_blocks_back():
-    async with running() as client:
+async def test_a_cancelled_stream_gives_its_blocks_back_and_is_counted():
+    observer = Recorder()
+    async with running(observer=observer) as client:
         long = request([1, 2, 3], max_tokens=3900)
         client.generate(long)
         await anext(long.stream)
         long.stream.cancel()
+        ((_, num_tokens, end),) = observer.ends
+        assert num_tokens >= 1
+        assert end.code is Code.CANCELLED
         short = request([4, 5])
         client.generate(short)
         assert await collect(short) == expected(short)
@@ -144,9 +171,9 @@ async def test_any_other_load_error_names_the_model_and_the_kind():
 
 
 async def test_progress_of_loading_is_told():
-    told = []
-    async with running(on_progress=lambda *progress: told.append(progress)):
-        assert told == [("weights", 1.0, 2.0)]
+    observer = Recorder()
+    async with running(observer=observer):
+        assert observer.told == [("weights", 1.0, 2.0), ("warm-up", 0.0, 0.0)]
 
 
 async def test_close_ends_open_streams_and_the_process():
@@ -168,7 +195,7 @@ def hang(folder, parameters, model_name, progress):
     from tests.fakes.token_runner import make_runner
 
     runner = make_runner(folder, parameters, model_name, progress)
-    runner._on_step = lambda batch: signal.pause()
+    runner._on_step = lambda batch: len(batch.rows) > 1 and signal.pause()
     return runner
 
 
@@ -176,10 +203,12 @@ async def test_a_child_that_makes_no_step_is_killed_and_its_requests_fail():
     hanging = spec("tests.unit.scheduler.test_engine_client:hang")
     client = EngineClient(hanging, restart=RestartPolicy(first=30, step_timeout=0.05))
     await client.start()
-    asked = request([1, 2])
-    client.generate(asked)
-    with pytest.raises(ServingError, match="signal 9"):
-        await collect(asked)
+    asked = [request([1, 2]), request([3, 4])]
+    for each in asked:
+        client.generate(each)
+    for each in asked:
+        with pytest.raises(ServingError, match="signal 9"):
+            await collect(each)
     await client.close()
 
 
@@ -208,3 +237,28 @@ async def test_finish_reason_and_cached_tokens_travel():
             events = [event async for event in asked.stream]
             assert events[0].num_cached == cached
             assert events[-1].finish is FinishReason.LENGTH
+
+
+PARENT = """
+import asyncio
+from scheduler.engine_client import EngineClient
+from tests.unit.scheduler.test_engine_client import spec
+
+async def main():
+    client = EngineClient(spec())
+    await client.start()
+    print(client.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_the_child_dies_with_its_parent():
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PARENT, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[3]
+    )
+    child = psutil.Process(int(await parent.stdout.readline()))
+    parent.kill()
+    await parent.communicate()
+    assert await asyncio.to_thread(child.wait, 20) is None  # not ours, so its status is not told

@@ -1,10 +1,14 @@
 """The engine with a fake model: every text is what it is alone, whatever happens around it."""
 
 import random
+from itertools import pairwise
 
 import pytest
 
+from backends.api.errors import Code, ServingError
 from backends.api.request import FinishReason, SamplingParams, TokenEvent
+from backends.lm.step import StepBatch, StepOutput
+from kvcache.prefixes import PrefixIndex
 from scheduler.engine import Engine, EngineBrokenError
 from scheduler.engine_options import EngineOptions
 from scheduler.frames import NewRequest, StepFrame
@@ -151,6 +155,202 @@ def test_whatever_happens_around_it_every_text_is_what_it_is_alone(seed, drafts)
             assert tokens == expected
     assert h.engine.schedule.num_preemptions > 0
     assert h.engine.schedule.num_cache_hits > 0
+
+
+def test_every_answer_is_the_same_alone_and_in_company_with_seeds():
+    h = Harness(num_blocks=200)
+    numbers = [h.add([5, 6, 7], 12, temperature=1.0, seed=3) for _ in range(3)] + [h.add([5, 6, 7], 12, seed=4)]
+    h.run()
+    assert h.tokens[1] == h.tokens[2] == h.tokens[3] == h.expected(1)
+    assert h.tokens[4] != h.tokens[1]
+    assert {h.events[number][0].num_cached for number in numbers} == {0}
+
+
+def test_seeds_are_drawn_where_none_is_given_and_repeat_with_the_engines_seed():
+    def text(seed: int | None) -> list[list[int]]:
+        h = Harness(options=EngineOptions(max_num_seqs=8, seed=seed))
+        for _ in range(2):
+            h.add([5, 6, 7], 12, temperature=1.0, seed=None, ignore_eos=True)
+        h.run()
+        return list(h.tokens.values())
+
+    one, two = text(1)
+    assert one != two
+    assert text(1) == [one, two]
+    assert text(None) != text(None)
+
+
+def test_streams_keep_their_pace_while_the_longest_prompt_is_computed():
+    def gaps(with_prompt: bool) -> list[float]:
+        """Times between the tokens of four streams, the prompt coming in the middle."""
+        options = EngineOptions(max_num_seqs=8, max_num_batched_tokens=2048)
+        h = Harness(options=options, num_blocks=1000, block_size=16, max_model_len=8192)
+        streams = [h.add([number], 300, ignore_eos=True) for number in range(1, 5)]
+        times = []
+        while set(streams) - set(h.ended):
+            if with_prompt and len(times) == 100:
+                h.add([7] * 4000, 1)
+            times.append(h.step().time)
+        return sorted(after - before for before, after in pairwise(times))
+
+    alone, beside = gaps(False), gaps(True)
+    assert len(beside) == len(alone)
+    assert beside[int(len(beside) * 0.99)] <= 2.2 * alone[int(len(alone) * 0.99)]
+
+
+def test_an_aborted_request_is_gone_within_one_step():
+    h = Harness()
+    number = h.add([1, 2, 3], 100, ignore_eos=True)
+    h.step()
+    h.engine.abort(number)
+    h.engine.check()
+    assert h.engine.schedule.pool.num_free == h.runner.num_blocks
+    assert not h.engine.has_work
+    h.engine.abort(number)  # once more does no harm
+
+
+def test_a_deadline_ends_a_request_that_waits_and_one_that_runs():
+    h = Harness(options=EngineOptions(max_num_seqs=1))
+    runs = h.add([1, 2], 200, ignore_eos=True, deadline=h.clock.now + 0.1)
+    waits = h.add([3, 4], 200, ignore_eos=True, deadline=h.clock.now + 0.05)
+    in_time = h.add([5, 6], 2, deadline=h.clock.now + 100)
+    h.run()
+    assert h.ended[runs].code == h.ended[waits].code == "deadline"
+    assert "while it waited" in h.ended[waits].message
+    assert f"after {len(h.tokens[runs])} tokens" in h.ended[runs].message
+    assert h.tokens[in_time] == h.expected(in_time)
+
+
+def test_a_failed_step_fails_its_requests_and_not_those_that_wait():
+    h = Harness(options=EngineOptions(max_num_seqs=2))
+    numbers = [h.add([number, 2], 5) for number in range(1, 5)]
+    h.runner.fail_next = RuntimeError("secret address 0xdeadbeef")
+    h.step()
+    assert [h.ended[number].code for number in numbers[:2]] == ["internal"] * 2
+    assert "0xdeadbeef" not in h.ended[numbers[0]].message
+    h.run()
+    assert all(h.tokens[number] == h.expected(number) for number in numbers[2:])
+
+
+def test_a_request_the_runner_cannot_take_fails_alone():
+    h = Harness()
+    h.runner.fails_add = ServingError(Code.INVALID, "no such grammar", param="grammar")
+    bad, good = h.add([1, 2]), h.add([3, 4])
+    h.run()
+    assert (h.ended[bad].code, h.ended[bad].param) == ("invalid", "grammar")
+    assert h.tokens[good] == h.expected(good)
+
+
+def test_a_sequence_for_which_no_token_can_be_chosen_fails_alone():
+    h = Harness()
+    bad, good = h.add([1, 2]), h.add([3, 4])
+    answer = h.runner.step
+
+    def step(batch: StepBatch) -> StepOutput:
+        output = answer(batch)
+        output.tokens[0] = []
+        output.failed[0] = ServingError(Code.INTERNAL, "no token is allowed")
+        h.runner.step = answer
+        return output
+
+    h.runner.step = step
+    h.run()
+    assert h.ended[bad].message == "no token is allowed"
+    assert h.tokens[good] == h.expected(good)
+
+
+def test_a_runner_that_answers_for_too_few_slices_is_an_error_for_all():
+    h = Harness()
+    numbers = [h.add([1, 2]), h.add([3, 4])]
+    answer = h.runner.step
+    h.runner.step = lambda batch: StepOutput(answer(batch).tokens[:1])
+    h.step()
+    assert [h.ended[number].code for number in numbers] == ["internal"] * 2
+
+
+def test_what_can_grow_past_the_pool_ends_by_length():
+    h = Harness(num_blocks=6, block_size=4, max_model_len=100)
+    number = h.add([1] * 10, 90, ignore_eos=True)
+    h.run()
+    assert h.ended[number] is FinishReason.LENGTH
+    assert len(h.tokens[number]) == 14
+
+
+def test_first_event_tells_cached_tokens_and_prompt_logprobs():
+    h = Harness(options=EngineOptions(max_num_seqs=8, max_num_batched_tokens=8))
+    prompt = [number % 90 for number in range(1, 22)]
+    h.add(prompt, 1)
+    h.run()
+    cached, asked = h.add(prompt, 3, ignore_eos=True), h.add(prompt, 3, prompt_logprobs=0, logprobs=0, ignore_eos=True)
+    h.run()
+    assert [event.num_cached for event in h.events[cached]] == [20, 0, 0]
+    first, *rest = h.events[asked]
+    assert first.num_cached == 0
+    assert first.prompt_logprobs[0] is None
+    assert [entry.token for entry in first.prompt_logprobs[1:]] == prompt[1:]
+    assert all(event.prompt_logprobs is None and len(event.logprobs) == 1 for event in rest)
+
+
+def test_prompt_logprobs_are_whole_after_a_preemption_in_the_prompt():
+    h = Harness(options=EngineOptions(max_num_seqs=8, max_num_batched_tokens=8))
+    prompt = list(range(1, 22))
+    number = h.add(prompt, 3, prompt_logprobs=0)
+    h.step()
+    sequence = h.engine._sequences[number]
+    h.engine.schedule.preempt(sequence)
+    h.runner.remove(sequence.row)
+    h.run()
+    assert [entry.token for entry in h.events[number][0].prompt_logprobs[1:]] == prompt[1:]
+
+
+def test_tenants_with_different_salts_share_nothing():
+    h = Harness()
+    prompt = list(range(1, 22))
+    for salt, cached in (("a", 0), ("a", 20), ("b", 0), ("", 0), ("", 20)):
+        number = h.add(prompt, 2, salt=salt)
+        h.run()
+        assert h.events[number][0].num_cached == cached
+
+
+def test_after_clearing_the_cache_nothing_is_found_and_texts_stay():
+    h = Harness()
+    prompt = list(range(1, 22))
+    h.add(prompt, 20)
+    h.step()
+    h.engine.clear_cache()
+    number = h.add(prompt, 20)
+    h.run()
+    assert h.events[number][0].num_cached == 0
+    assert h.tokens[number] == h.tokens[1] == h.expected(1)
+
+
+def test_statistics_count_what_clients_got():
+    h = Harness()
+    for _ in range(3):
+        h.add(list(range(1, 10)), 5, ignore_eos=True)
+        h.run()
+    h.add([1], 5, ignore_eos=True)
+    frame = h.step()
+    stats = frame.stats
+    assert stats.num_generation_tokens_total == sum(map(len, h.tokens.values()))
+    assert stats.num_cache_queries_total == 28
+    assert stats.num_cache_hits_total == 16
+    assert stats.num_prompt_tokens_total == 9 + 1 + 1 + 1
+    assert (stats.num_running, stats.num_waiting, stats.step_tokens) == (1, 0, 1)
+    assert stats.num_free_blocks == stats.num_blocks - 1
+    assert stats.step_seconds == pytest.approx(h.clock.now - frame.scheduled[0][1])
+
+
+def test_block_events_describe_what_a_new_request_would_find():
+    h = Harness(num_blocks=12)
+    index = PrefixIndex()
+    for turn in range(30):
+        h.add([turn % 4] * 9, 6)
+        while h.engine.has_work:
+            batch = h.step().kv_events
+            assert batch is None or index.apply(0, batch)
+    pool = h.engine.schedule.pool
+    assert len(index) == pool.num_cached > 0
 
 
 def test_repeated_failures_break_the_engine():
