@@ -101,19 +101,31 @@ def _candidates(row: np.ndarray, weights: np.ndarray, top_k: int, top_p: float, 
 
 
 def _nucleus(weights: np.ndarray, tokens: np.ndarray | None, top_p: float) -> np.ndarray:
-    """The fewest of `tokens` (None: all), heaviest first, that hold `top_p` of their weight.
+    """The fewest of `tokens` (None: all), heaviest first, that hold `top_p` of their weight; in order of id.
 
-    n tokens each lighter than (1 - p) / n of the whole hold less than 1 - p together, so none of them is needed:
-    what is left to sort is short for a peaked distribution and right for any.
+    n tokens each lighter than (1 - p) / n of the whole hold less than 1 - p together, so none of them is needed.
+    Of the rest only those in the bin where the cut falls are sorted.
     """
     among = weights if tokens is None else weights[tokens]
     total = float(among.sum())
     found = np.flatnonzero(among >= np.float32((1.0 - top_p) * total / len(among) * 0.999))
     values = among[found]
-    cumulative = np.cumsum(np.sort(values)[::-1], dtype=np.float64)
-    count = min(int(np.searchsorted(cumulative, top_p * total)) + 1, len(found))
-    found = found[_highest(values, count)]
+    bins = _bins(values)
+    above = np.cumsum(np.bincount(bins, weights=values)[::-1])[::-1]  # above[b]: the weight in bin b and all heavier
+    edge = max(int(np.count_nonzero(above >= top_p * total)) - 1, 0)
+    inside = np.flatnonzero(bins == edge)
+    heavier = float(above[edge + 1]) if edge + 1 < len(above) else 0.0
+    cumulative = heavier + np.cumsum(np.sort(values[inside])[::-1], dtype=np.float64)
+    count = min(int(np.searchsorted(cumulative, top_p * total)) + 1, len(inside))
+    kept = bins > edge
+    kept[inside[_highest(values[inside], count)]] = True
+    found = found[kept]
     return found if tokens is None else tokens[found]
+
+
+def _bins(weights: np.ndarray) -> np.ndarray:
+    """Weights in (0, 1] as small integers in the same order: a float32's exponent and its first four digits."""
+    return weights.view(np.int32) >> 19
 
 
 def _draw_from(tokens: np.ndarray, weights: np.ndarray, uniform: float) -> int:

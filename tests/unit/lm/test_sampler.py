@@ -73,10 +73,10 @@ CUTS = {
     "top_p": st.sampled_from([1.0, 0.97, 0.71, 0.29, 0.013]),
     "min_p": st.sampled_from([0.0, 0.0, 0.03, 0.31]),
 }
-GRID = (np.arange(500) + 0.5) / 500
+GRID = (np.arange(200) + 0.5) / 200
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(row=ROWS, cuts=st.fixed_dictionaries(CUTS))
 def test_a_row_is_drawn_from_exactly_the_distribution_that_its_settings_leave(
     row: np.ndarray, cuts: dict[str, Any]
@@ -252,7 +252,7 @@ SAMPLING = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(sampling=SAMPLING, prompt=HISTORY, before=HISTORY, after=HISTORY, pending=st.lists(TOKENS, max_size=3))
 def test_edits_are_those_of_the_reference_however_the_history_came(
     sampling: SamplingParams, prompt: list[int], before: list[int], after: list[int], pending: list[int]
@@ -343,13 +343,13 @@ def test_logprobs_are_those_of_the_raw_distribution(seed: int, count: int) -> No
 @given(
     sampling=SAMPLING,
     seed=st.integers(0, 99),
-    guesses=st.lists(TOKENS, max_size=4),
+    guesses=st.lists(st.integers(1, 3), max_size=4),
     temperature=st.sampled_from([0.0, 1.0]),
 )
 def test_verified_tokens_are_those_of_one_step_at_a_time(
     sampling: SamplingParams, seed: int, guesses: list[int], temperature: float
 ) -> None:
-    allowed = {"allowed_token_ids": (1, 2, 3, 4), "temperature": temperature, "logprobs": 1}
+    allowed = {"allowed_token_ids": (1, 2, 3), "temperature": temperature, "logprobs": 1}
     sampling = SamplingParams(**{**{name: getattr(sampling, name) for name in sampling.__struct_fields__}, **allowed})
     logits = logits_of(seed, lines=len(guesses) + 1)
 
