@@ -3,7 +3,6 @@
 from math import prod
 from typing import Any
 
-import msgspec
 import numpy as np
 import orjson
 
@@ -14,6 +13,7 @@ from backends.api.request import InferenceRequest, InferenceResponse
 from backends.api.tensor import Tensor
 from gateway import kserve_parameters
 from gateway.kserve_json_answer import json_data
+from gateway.kserve_json_faults import parse_document
 from gateway.kserve_numbers import flatten, numbers_from_list, wrong_type
 
 ONE_RESPONSE = (
@@ -73,12 +73,10 @@ def encode_generate(response: InferenceResponse) -> bytes:
 
 
 def _fields(body: bytes) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(body, type=dict[str, Any])
-    except RecursionError:
-        raise ServingError(Code.INVALID, "failed to parse the request JSON buffer: nested too deeply") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ServingError(Code.INVALID, f"failed to parse the request JSON buffer: {error}") from None
+    document = parse_document(body)
+    if not isinstance(document, dict):
+        raise ServingError(Code.INVALID, "failed to parse the request JSON buffer: expected an object")
+    return document
 
 
 def _tensor(spec: TensorSpec, value: Any, config: ModelConfig) -> Tensor:

@@ -25,7 +25,6 @@ from gateway.kserve_views import (
     model_metadata,
     model_statistics,
     models_for_statistics,
-    ready_versions,
 )
 
 log = logging.getLogger(__name__)
@@ -176,7 +175,7 @@ async def server_ready(service: Service, request: Request) -> Response:
 async def metadata(service: Service, request: Request) -> Response:
     name, version = _target(request)
     model = service.repository.find(name, version)
-    return control.document(model_metadata(model, [version] if version else ready_versions(service.repository, name)))
+    return control.document(model_metadata(model, [version] if version else service.repository.versions(name)))
 
 
 async def ready(service: Service, request: Request) -> Response:

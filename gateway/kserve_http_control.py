@@ -5,13 +5,13 @@ import binascii
 from dataclasses import asdict
 from typing import Any
 
-import msgspec
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from backends.api.errors import Code, ServingError
 from gateway.http_body import read_body
+from gateway.kserve_json_faults import parse_document
 from gateway.kserve_service import Service
 from gateway.shared_memory import decode_cuda_handle
 
@@ -29,12 +29,7 @@ async def json_object(service: Service, request: Request) -> dict[str, Any]:
     body = await read_body(request.receive, dict(request.scope["headers"]), service.max_body_bytes)
     if not body:
         return {}
-    try:
-        value = msgspec.json.decode(body)
-    except RecursionError:
-        raise ServingError(Code.INVALID, "failed to parse the request JSON buffer: nested too deeply") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ServingError(Code.INVALID, f"failed to parse the request JSON buffer: {error}") from None
+    value = parse_document(body)
     if not isinstance(value, dict):
         raise ServingError(Code.INVALID, "failed to parse the request JSON buffer: expected an object")
     return value
@@ -146,7 +141,7 @@ def _unsigned(fields: dict[str, Any], name: str) -> int:
 
 async def trace(service: Service, request: Request) -> Response:
     model = request.path_params.get("model", "")
-    if model and not any(entry.name == model for entry in service.repository.index()):
+    if model and not service.repository.versions(model):
         raise ServingError(Code.INVALID, f"Request for unknown model : {model}")
     if request.method == "POST":
         return document(asdict(service.trace.update(await json_object(service, request), model)))

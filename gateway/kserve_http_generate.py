@@ -8,7 +8,7 @@ from backends.api.request import InferenceRequest, InferenceResponse
 from gateway.errors import as_serving_error
 from gateway.generate import ONE_RESPONSE, decode_generate, encode_generate
 from gateway.http_body import JSON, ClientGoneError, Receive, Scope, Send, read_body, respond, respond_error
-from gateway.kserve_service import Service, complete, is_mark, submit
+from gateway.kserve_service import Service, complete, count_refusal, is_mark, submit
 from gateway.kserve_streaming import EVENT_STREAM, LostClientWatch, send_answers
 
 
@@ -69,9 +69,10 @@ async def _accepted(
     received = time.monotonic()
     headers: dict[bytes, bytes] = dict(scope["headers"])
     try:
-        model = service.repository.find(name, version)
+        service.repository.find(name, version)  # refuses before a body is read
         body = await read_body(receive, headers, service.max_body_bytes)
-        request = decode_generate(body, model.config, version)
+        model = service.repository.find(name, version)
+        request = _decode(body, model, version)
         request.times.received = received
         request.parameters.update(service.forwarded(headers))
     except ClientGoneError:
@@ -80,3 +81,11 @@ async def _accepted(
         await respond_error(send, as_serving_error(error))
         return None
     return model, request
+
+
+def _decode(body: bytes, model: LiveModel, version: str) -> InferenceRequest:
+    try:
+        return decode_generate(body, model.config, version)
+    except ServingError as error:
+        count_refusal(model, error)
+        raise

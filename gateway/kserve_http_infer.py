@@ -24,7 +24,7 @@ from gateway.http_body import (
 )
 from gateway.kserve_json import Decoded, decode
 from gateway.kserve_json_answer import Answer, AnswerForm, encode
-from gateway.kserve_service import Service, check_restriction, complete, labels_of, no_answer, submit
+from gateway.kserve_service import Service, check_restriction, complete, count_refusal, labels_of, no_answer, submit
 from gateway.kserve_streaming import EVENT_STREAM, NDJSON, LostClientWatch, decoupled_refusal, send_answers
 from gateway.kserve_tensors import num_bytes
 
@@ -72,7 +72,7 @@ async def infer(service: Service, name: str, version: str, scope: Scope, receive
         if model.config.decoupled and content_type is None:
             raise decoupled_refusal()
         body = await read_body(receive, headers, service.max_body_bytes)
-        decoded = await _decoded(service, body, _header_length(headers), model, version)
+        model, decoded = await _decoded(service, name, version, body, _header_length(headers))
         decoded.request.times.received = received
         if service.forwarded_headers is not None:
             decoded.request.parameters.update(service.forwarded(headers))
@@ -88,11 +88,22 @@ async def infer(service: Service, name: str, version: str, scope: Scope, receive
         await _answer(service, model, decoded, form, headers, receive, send)
 
 
-async def _decoded(service: Service, body: bytes, header_length: int | None, model: LiveModel, version: str) -> Decoded:
+async def _decoded(
+    service: Service, name: str, version: str, body: bytes, header_length: int | None
+) -> tuple[LiveModel, Decoded]:
+    """The request and the model it was checked against, which is the live one at this moment."""
     window = service.system_memory.window
-    if len(body) > service.offload_bytes:
-        return await asyncio.to_thread(decode, body, header_length, model.config, version, window)
-    return decode(body, header_length, model.config, version, window)
+    while True:
+        model = service.repository.find(name, version)
+        try:
+            if len(body) <= service.offload_bytes:
+                return model, decode(body, header_length, model.config, version, window)
+            decoded = await asyncio.to_thread(decode, body, header_length, model.config, version, window)
+        except ServingError as error:
+            count_refusal(model, error)
+            raise
+        if service.repository.find(name, version) is model:  # else it was reloaded meanwhile, and refuses new work
+            return model, decoded
 
 
 def _form(decoded: Decoded, model: LiveModel) -> AnswerForm:

@@ -10,18 +10,33 @@ import msgspec
 from backends.api.errors import Code, ServingError
 from gateway.kserve_numbers import wrong_type
 
+MALFORMED = "malformed_json"
+"""The `reason` of bodies that are no JSON document at all."""
+
 
 def explain(text: bytes, error: Exception) -> ServingError:
     """The ServingError(INVALID) for a body that the strict decoder refused with `error`."""
-    if isinstance(error, RecursionError):
-        return ServingError(Code.INVALID, "failed to parse the request JSON buffer: nested too deeply")
     try:
-        document = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as malformed:
-        return ServingError(Code.INVALID, f"failed to parse the request JSON buffer: {malformed}")
-    except RecursionError:
-        return ServingError(Code.INVALID, "failed to parse the request JSON buffer: nested too deeply")
+        document = parse_document(text)
+    except ServingError as malformed:
+        return malformed
+    if isinstance(error, RecursionError):  # nested less deep than the strict decoder counts
+        return _malformed("nested too deeply")
     return _first_fault(document) or ServingError(Code.INVALID, f"failed to parse the request: {error}")
+
+
+def parse_document(text: bytes) -> Any:
+    """Any JSON document. Raises ServingError(INVALID) for text that is none."""
+    try:
+        return msgspec.json.decode(text)
+    except RecursionError:
+        raise _malformed("nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _malformed(str(error)) from None
+
+
+def _malformed(why: str) -> ServingError:
+    return ServingError(Code.INVALID, f"failed to parse the request JSON buffer: {why}", reason=MALFORMED)
 
 
 def _first_fault(document: Any) -> ServingError | None:

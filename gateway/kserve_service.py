@@ -11,8 +11,10 @@ from backends.api.base import LiveModel
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from backends.api.request import InferenceRequest, InferenceResponse, Parameter
+from backends.api.statistics import Failure, ModelStatistics
 from gateway.kserve_controls import LogControl, TraceControl
 from gateway.kserve_json_answer import Labels
+from gateway.kserve_json_faults import MALFORMED
 from gateway.kserve_parameters import RESERVED
 from gateway.shared_memory import CudaSharedMemory, SharedMemory
 
@@ -34,6 +36,8 @@ class Repository(Protocol):
     """The part of the model repository that the wire can reach."""
 
     def find(self, name: str, version: str = "") -> LiveModel: ...
+    def ready_models(self) -> list[LiveModel]: ...
+    def versions(self, name: str) -> list[str]: ...
     def index(self, ready_only: bool = False) -> Sequence[IndexEntry]: ...
     def is_ready(self, name: str, version: str = "") -> bool: ...
     def all_ready(self) -> bool: ...
@@ -118,6 +122,13 @@ def submit(model: LiveModel, request: InferenceRequest) -> None:
         request.stream.fail(error)
     except Exception as error:
         request.stream.fail(ServingError(Code.INTERNAL, f"internal: {type(error).__name__}: {error}"))
+
+
+def count_refusal(model: LiveModel, error: ServingError) -> None:
+    """Count a request that was found wrong for its model. One that is not even a request belongs to no model."""
+    statistics: ModelStatistics | None = getattr(model, "statistics", None)
+    if statistics is not None and error.reason != MALFORMED:
+        statistics.failed(Failure.OTHER)
 
 
 def is_mark(response: InferenceResponse) -> bool:

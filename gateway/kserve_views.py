@@ -49,12 +49,6 @@ def model_metadata(model: LiveModel, versions: list[str]) -> dict[str, Any]:
     }
 
 
-def ready_versions(repository: Repository, name: str) -> list[str]:
-    """The versions of a model that answer now, lowest first."""
-    versions = [entry.version for entry in repository.index(ready_only=True) if entry.name == name and entry.version]
-    return sorted(versions, key=int)
-
-
 def _tensor_metadata(spec: TensorSpec, config: ModelConfig) -> dict[str, Any]:
     batch = [-1] if config.max_batch_size > 0 else []
     return {"name": spec.name, "datatype": spec.datatype, "shape": [*batch, *spec.dims]}
@@ -97,12 +91,12 @@ def _duration(duration: Duration) -> dict[str, int]:
 
 def models_for_statistics(repository: Repository, name: str, version: str) -> Iterable[LiveModel]:
     """The models a statistics request is about. Raises ServingError(INVALID) for an unknown one, as Triton does."""
-    ready = [entry for entry in repository.index(ready_only=True) if entry.version]
     if not name:
-        return [repository.find(entry.name, entry.version) for entry in ready]
-    versions = [entry.version for entry in ready if entry.name == name]
+        names = [model.config.name for model in repository.ready_models()]
+        return [repository.find(known, each) for known in names for each in repository.versions(known)]
+    versions = repository.versions(name)
     if not versions:
         raise ServingError(Code.INVALID, f"requested model '{name}' is not available")
     if version and version not in versions:
         raise ServingError(Code.INVALID, f"requested model version is not available for model '{name}'")
-    return [repository.find(name, found) for found in versions if version in ("", found)]
+    return [repository.find(name, each) for each in ([version] if version else versions)]

@@ -1,6 +1,5 @@
 """Models and a repository that work, for tests of the KServe fronts, and a real server around them."""
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -76,6 +75,12 @@ class FakeRepository:
     def index(self, ready_only: bool = False) -> list[Entry]:
         entries = [Entry(name, version, "READY") for name, versions in self.models.items() for version in versions]
         return entries if ready_only else [*entries, Entry("absent"), Entry("bad", "1", "UNAVAILABLE", "it is broken")]
+
+    def ready_models(self) -> list[FakeModel]:
+        return [self.find(name) for name in self.models]
+
+    def versions(self, name: str) -> list[str]:
+        return sorted(self.models.get(name, {}), key=int)
 
     def is_ready(self, name: str, version: str = "") -> bool:
         return name in self.models and (not version or version in self.models[name])
@@ -209,19 +214,17 @@ def application(kserve: Service) -> Any:
 def http_server(kserve: Service) -> Iterator[str]:
     """A real HTTP server on loopback around `kserve`; gives its `host:port`."""
     config = uvicorn.Config(application(kserve), port=0, log_level="warning", lifespan="off", loop="uvloop")
-    server = uvicorn.Server(config)
     started = threading.Event()
 
-    async def serve() -> None:
-        task = asyncio.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.005)
-        started.set()
-        await task
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            started.set()
 
-    thread = threading.Thread(target=lambda: config.get_loop_factory() and asyncio.run(serve()), daemon=True)
+    server = Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    started.wait(10)
+    assert started.wait(10)
     yield f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join(10)
