@@ -34,11 +34,27 @@ async def load_tensor_model(
     """
     check_supported(config)
     backend = await asyncio.to_thread(open_backend, config, folder)
+    return await start_tensor_model(
+        backend, config, version, folder.parent / "warmup", alarm=alarm, cache=cache, limiter=limiter
+    )
+
+
+async def start_tensor_model(
+    backend: TensorBackend,
+    config: ModelConfig,
+    version: str,
+    warmup_folder: Path,
+    *,
+    alarm: Alarm,
+    cache: ResponseCache | None = None,
+    limiter: RateLimiter | None = None,
+) -> TensorModel:
+    """The same over an open backend, which is closed if this fails."""
     try:
         config = await asyncio.to_thread(backend.complete, config)
         check_supported(config)
         model = TensorModel(config, version, backend, alarm, cache if config.response_cache else None)
-        await _start_instances(model, backend, folder.parent / "warmup", limiter)
+        await _start_instances(model, backend, warmup_folder, limiter)
     except BaseException:
         await asyncio.to_thread(backend.close)
         raise

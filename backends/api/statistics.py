@@ -28,12 +28,16 @@ class Duration:
     """How many times something happened and how long that took in all."""
 
     count: int = 0
-    ns: int = 0
+    seconds: float = 0.0
+
+    @property
+    def ns(self) -> int:
+        return round(self.seconds * 1e9)
 
     def add(self, seconds: float, count: int = 1) -> None:
-        """`seconds` is the sum over all `count`. A negative time, from a stamp never set, counts as none."""
+        """`seconds` is the sum over all `count`."""
         self.count += count
-        self.ns += max(0, round(seconds * 1e9))
+        self.seconds += seconds
 
 
 @dataclass(slots=True)
@@ -110,10 +114,10 @@ class ModelStatistics:
 
     def succeeded(self, requests: Sequence[Times]) -> None:
         """These requests of one execution got their answers."""
-        count = len(requests)
-        if not count:
+        if not requests:
             return
-        first = requests[0]
+        count = len(requests)
+        first = requests[0]  # what follows the queue is the same for all
         total = queued = 0.0
         for times in requests:
             total += times.compute_end - (times.received or times.queued)
