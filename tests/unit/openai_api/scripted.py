@@ -81,6 +81,7 @@ class ScriptedModel:
     refuse_after: int | None = None
     tokenizer: Tokenizer = TOKENIZER
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.config = ModelConfig(name=self.name, backend="llm")
@@ -94,6 +95,12 @@ class ScriptedModel:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
+    async def until_running(self, count: int) -> None:
+        """Return when exactly `count` requests are running."""
+        while self.num_running != count:
+            self.changed.clear()
+            await self.changed.wait()
+
     def infer(self, request: InferenceRequest) -> None:
         raise ServingError(Code.UNSUPPORTED, "text only")
 
@@ -101,6 +108,7 @@ class ScriptedModel:
 
     async def _run(self, request: GenerateRequest) -> None:
         self.num_running += 1
+        self.changed.set()
         cancelled = asyncio.Event()
         loop = asyncio.get_running_loop()
         request.stream.on_cancel(lambda: loop.call_soon_threadsafe(cancelled.set))
@@ -108,9 +116,11 @@ class ScriptedModel:
             await self._emit(request, cancelled)
         finally:
             self.num_running -= 1
+            self.changed.set()
             self.num_aborted += request.stream.cancelled
 
     async def _emit(self, request: GenerateRequest, cancelled: asyncio.Event) -> None:
+        """One item of the script after another until the request's end."""
         sampling, stream = request.sampling, request.stream
         script = list(self.script(request))
         if not any(isinstance(item, ServingError) for item in script):
@@ -119,27 +129,28 @@ class ScriptedModel:
         for count, item in enumerate(script, start=1):
             await self._pace(cancelled)
             if stream.cancelled:
-                return
+                break
             if isinstance(item, ServingError):
-                return stream.fail(item)
+                stream.fail(item)
+                break
             pending.append(item)
             event = self._event(request, pending, count)
             if event.finish is not None:
-                return stream.finish(event)
+                stream.finish(event)
+                break
             if len(pending) == self.tokens_per_event:
                 stream.put(event)
                 pending = []
-        return None
 
     async def _pace(self, cancelled: asyncio.Event) -> None:
         if self.gate is None:
-            return await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            return
         released = asyncio.ensure_future(self.gate.acquire())
         left = asyncio.ensure_future(cancelled.wait())
         await asyncio.wait({released, left}, return_when=asyncio.FIRST_COMPLETED)
         released.cancel()
         left.cancel()
-        return None
 
     def _event(self, request: GenerateRequest, tokens: list[int], count: int) -> TokenEvent:
         sampling = request.sampling
