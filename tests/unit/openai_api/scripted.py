@@ -79,6 +79,8 @@ class ScriptedModel:
     num_aborted: int = 0
     num_cached: int = 0
     refuse_after: int | None = None
+    retry_after: float = 2.0
+    num_refused: int = 0
     tokenizer: Tokenizer = TOKENIZER
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -89,7 +91,8 @@ class ScriptedModel:
 
     def generate(self, request: GenerateRequest) -> None:
         if self.refuse_after is not None and len(self.requests) >= self.refuse_after:
-            raise ServingError(Code.OVERLOADED, "the queue is full", retry_after=2.0)
+            self.num_refused += 1
+            raise ServingError(Code.OVERLOADED, "the queue is full", retry_after=self.retry_after)
         self.requests.append(request)
         task = asyncio.get_running_loop().create_task(self._run(request))
         self.tasks.add(task)
