@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import tokenizers
-from backends.text.template import ChatTemplate
 from tokenizers import decoders, models, pre_tokenizers
 
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from backends.api.request import FinishReason, GenerateRequest, InferenceRequest, TokenEvent, TokenLogprobs
+from backends.text.template import ChatTemplate
 from backends.text.tokenizer import Tokenizer, TokenizerSettings
 
 WORDS = (" hello", " stop", " world", "STOP", "ab", "abc")
@@ -79,8 +79,11 @@ class ScriptedModel:
     num_aborted: int = 0
     num_cached: int = 0
     refuse_after: int | None = None
+    retry_after: float = 2.0
+    num_refused: int = 0
     tokenizer: Tokenizer = TOKENIZER
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.config = ModelConfig(name=self.name, backend="llm")
@@ -88,11 +91,18 @@ class ScriptedModel:
 
     def generate(self, request: GenerateRequest) -> None:
         if self.refuse_after is not None and len(self.requests) >= self.refuse_after:
-            raise ServingError(Code.OVERLOADED, "the queue is full", retry_after=2.0)
+            self.num_refused += 1
+            raise ServingError(Code.OVERLOADED, "the queue is full", retry_after=self.retry_after)
         self.requests.append(request)
         task = asyncio.get_running_loop().create_task(self._run(request))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+
+    async def until_running(self, count: int) -> None:
+        """Return when exactly `count` requests are running."""
+        while self.num_running != count:
+            self.changed.clear()
+            await self.changed.wait()
 
     def infer(self, request: InferenceRequest) -> None:
         raise ServingError(Code.UNSUPPORTED, "text only")
@@ -101,6 +111,7 @@ class ScriptedModel:
 
     async def _run(self, request: GenerateRequest) -> None:
         self.num_running += 1
+        self.changed.set()
         cancelled = asyncio.Event()
         loop = asyncio.get_running_loop()
         request.stream.on_cancel(lambda: loop.call_soon_threadsafe(cancelled.set))
@@ -108,9 +119,11 @@ class ScriptedModel:
             await self._emit(request, cancelled)
         finally:
             self.num_running -= 1
+            self.changed.set()
             self.num_aborted += request.stream.cancelled
 
     async def _emit(self, request: GenerateRequest, cancelled: asyncio.Event) -> None:
+        """One item of the script after another until the request's end."""
         sampling, stream = request.sampling, request.stream
         script = list(self.script(request))
         if not any(isinstance(item, ServingError) for item in script):
@@ -119,27 +132,28 @@ class ScriptedModel:
         for count, item in enumerate(script, start=1):
             await self._pace(cancelled)
             if stream.cancelled:
-                return None
+                break
             if isinstance(item, ServingError):
-                return stream.fail(item)
+                stream.fail(item)
+                break
             pending.append(item)
             event = self._event(request, pending, count)
             if event.finish is not None:
-                return stream.finish(event)
+                stream.finish(event)
+                break
             if len(pending) == self.tokens_per_event:
                 stream.put(event)
                 pending = []
-        return None
 
     async def _pace(self, cancelled: asyncio.Event) -> None:
         if self.gate is None:
-            return await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            return
         released = asyncio.ensure_future(self.gate.acquire())
         left = asyncio.ensure_future(cancelled.wait())
         await asyncio.wait({released, left}, return_when=asyncio.FIRST_COMPLETED)
         released.cancel()
         left.cancel()
-        return None
 
     def _event(self, request: GenerateRequest, tokens: list[int], count: int) -> TokenEvent:
         sampling = request.sampling

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +25,7 @@ def choice(events, stop=(), echo=None):
 def events_of(tokens, cuts=()):
     """The tokens in events cut at `cuts`, with log-probabilities, then end-of-sequence."""
     borders = sorted({0, len(tokens), *(cut % (len(tokens) + 1) for cut in cuts)})
-    pieces = [tokens[start:end] for start, end in zip(borders, borders[1:], strict=False)]
+    pieces = [tokens[start:end] for start, end in pairwise(borders)]
     events = [TokenEvent(piece, [text_logprobs(token, 1) for token in piece]) for piece in pieces]
     return [*events, TokenEvent([EOS], [text_logprobs(EOS, 1)], FinishReason.STOP)]
 

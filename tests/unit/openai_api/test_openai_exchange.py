@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from backends.api.errors import Code, ServingError
 from openai_api.options import OpenAIOptions
 from openai_api.routes import OpenAI
 from tests.unit.openai_api.face import USER, Repository
@@ -76,24 +77,14 @@ def gated(text="x" * 100):
     return ScriptedModel(says(text), gate=asyncio.Semaphore(0))
 
 
-async def started(model, count=1):
-    while model.num_running < count:
-        await asyncio.sleep(0)
-
-
-async def idle(model):
-    while model.num_running:
-        await asyncio.sleep(0)
-
-
 @pytest.mark.parametrize("members", [{"stream": True}, {"stream": False}, {"stream": True, "n": 3}, {"n": 3}])
 async def test_a_client_that_leaves_frees_the_engine(members):
     model = gated()
     connection, task = Server(model).open(**members)
-    await started(model, members.get("n", 1))
+    await model.until_running(members.get("n", 1))
     connection.leave()
     await task
-    await idle(model)
+    await model.until_running(0)
     assert model.num_aborted == members.get("n", 1)
     assert b"error" not in connection.body
 
@@ -105,7 +96,7 @@ async def test_a_client_that_leaves_in_mid_stream_frees_the_engine():
     await connection.sees(b'"content":"x"')
     connection.leave()
     await task
-    await idle(model)
+    await model.until_running(0)
     assert model.num_aborted == 1
     assert not connection.is_complete
 
@@ -138,7 +129,7 @@ async def test_a_client_that_does_not_read_is_given_up():
     connection.reads.clear()
     model.gate.release()
     await task
-    await idle(model)
+    await model.until_running(0)
     assert model.num_aborted == 1
     assert not connection.is_complete  # the server breaks the connection: no end that looks like success
 
@@ -156,7 +147,7 @@ async def test_a_stop_waits_for_what_is_under_way_and_refuses_the_rest():
     server = Server(model)
     streamed, first = server.open(stream=True)
     plain, second = server.open()
-    await started(model, 2)
+    await model.until_running(2)
     drain = asyncio.create_task(server.face.drain(grace=60))
     await asyncio.sleep(0)
     late, third = server.open()
@@ -175,10 +166,10 @@ async def test_what_outlasts_the_grace_time_is_told_why():
     server = Server(model)
     streamed, first = server.open(stream=True)
     plain, second = server.open()
-    await started(model, 2)
+    await model.until_running(2)
     await server.face.drain(grace=0)
     await asyncio.gather(first, second)
-    await idle(model)
+    await model.until_running(0)
     last = streamed.body.rstrip().rsplit(b"\n\n", 1)[1]
     assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "shutting_down"
     assert b"[DONE]" not in streamed.body
@@ -193,22 +184,20 @@ async def test_an_idle_server_stops_at_once():
 
 
 async def test_one_choice_that_fails_ends_the_others():
-    from backends.api.errors import Code, ServingError
-
     def script(request):
         return [ServingError(Code.INTERNAL, "broken row")] if request.id.endswith("-1") else [0] * 10_000
 
     model = ScriptedModel(script, max_model_len=20_000)
     connection, task = Server(model).open(stream=True, n=3)
     await task
-    await idle(model)
+    await model.until_running(0)
     assert b'"message":"broken row"' in connection.body
     assert model.num_aborted == 2
 
 
 async def test_a_finished_request_is_logged_without_its_text(caplog):
     caplog.set_level("INFO", logger="openai_api")
-    connection, task = Server(ScriptedModel(says("secret answer"))).open()
+    _, task = Server(ScriptedModel(says("secret answer"))).open()
     await task
     (record,) = caplog.records
     assert "model=chat" in record.getMessage()

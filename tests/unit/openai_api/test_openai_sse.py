@@ -12,10 +12,17 @@ class Sent(list):
     def __init__(self):
         self.blocked = asyncio.Event()
         self.blocked.set()
+        self.grew = asyncio.Event()
 
     async def __call__(self, message):
         await self.blocked.wait()
         self.append(message)
+        self.grew.set()
+
+    async def until(self, count):
+        while len(self) < count:
+            self.grew.clear()
+            await self.grew.wait()
 
     @property
     def body(self):
@@ -64,8 +71,7 @@ async def test_silence_is_filled_with_comments():
     sent = Sent()
     stream = EventStream(sent, clock=asyncio.get_running_loop().time)
     keeper = asyncio.create_task(stream.keep(interval=0.001, send_timeout=60))
-    while len(sent) < 3:
-        await asyncio.sleep(0)
+    await sent.until(3)
     keeper.cancel()
     assert sent.body.startswith(b": keep-alive\n\n: keep-alive\n\n")
 

@@ -8,16 +8,65 @@ from openai_api.wire import read_chat, read_completion
 
 LIMITS = OpenAIOptions()
 USER = {"role": "user", "content": "hi"}
-OPTIONAL_CHAT = (
-    "model max_tokens max_completion_tokens temperature top_p n stop stream stream_options presence_penalty "
-    "frequency_penalty logit_bias logprobs top_logprobs seed response_format tools tool_choice parallel_tool_calls "
-    "functions function_call reasoning_effort metadata modalities top_k min_p repetition_penalty stop_token_ids "
-    "ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens include_stop_str_in_output "
-    "prompt_logprobs echo add_generation_prompt continue_final_message add_special_tokens chat_template "
-    "chat_template_kwargs documents structured_outputs guided_json allowed_token_ids bad_words "
-    "truncate_prompt_tokens truncation_side priority cache_salt return_token_ids return_tokens_as_token_ids "
-    "request_id kv_transfer_params use_beam_search service_tier store user"
-).split()
+OPTIONAL_CHAT = [
+    "model",
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "top_p",
+    "n",
+    "stop",
+    "stream",
+    "stream_options",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "logprobs",
+    "top_logprobs",
+    "seed",
+    "response_format",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "functions",
+    "function_call",
+    "reasoning_effort",
+    "metadata",
+    "modalities",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+    "prompt_logprobs",
+    "echo",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+    "documents",
+    "structured_outputs",
+    "guided_json",
+    "allowed_token_ids",
+    "bad_words",
+    "truncate_prompt_tokens",
+    "truncation_side",
+    "priority",
+    "cache_salt",
+    "return_token_ids",
+    "return_tokens_as_token_ids",
+    "request_id",
+    "kv_transfer_params",
+    "use_beam_search",
+    "service_tier",
+    "store",
+    "user",
+]
 
 
 def chat(**members):
