@@ -74,7 +74,8 @@ class Server:
         self._start: asyncio.Task[dict[str, ServingError]] | None = None
         version = metadata.version("tidegate")
         self.metrics = Metrics(lambda: self.repository.ready_models())
-        self.repository = Repository(_repository_options(settings), ModelLoader(self.metrics.engines))
+        self._loader = ModelLoader(self.metrics.engines.observer, cache_folder=str(_cache_folder()))
+        self.repository = Repository(_repository_options(settings), self._loader)
         self.openai = OpenAI(self.repository.find, self.repository.ready_models, _openai_options(settings))
         service = Service(
             repository=self.repository,
@@ -134,6 +135,11 @@ class Server:
             log.error("some models did not close in time")
         await self.http.stop(grace=1.0)
         await self.metrics_http.stop(grace=1.0)
+
+
+def _cache_folder() -> Path:
+    """Where compiled kernels are kept between starts."""
+    return Path.home() / ".cache" / "tidegate" / "kernels"
 
 
 def _shown(repository: Repository) -> list[str]:

@@ -32,7 +32,7 @@ def set_up(settings: Settings) -> None:
     handler.addFilter(lambda record: allowed.get(record.levelno, True))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     logging.getLogger("tidegate").setLevel(logging.DEBUG if settings.log_verbose else logging.INFO)
-    for noisy in ("uvicorn.access", "asyncio", "httpx"):
+    for noisy in ("uvicorn.access", "uvicorn.error", "asyncio", "httpx"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

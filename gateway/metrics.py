@@ -5,8 +5,9 @@
 inter-token latency start at 0.5 ms, where vLLM's start at 10.
 """
 
+import logging
+import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 import prometheus_client as prometheus
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -15,8 +16,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from backends.api.base import LiveModel
+from backends.api.errors import Code, ServingError
+from backends.api.model_config import ModelConfig
+from backends.api.request import FinishReason, GenerateRequest
 from backends.api.statistics import Counts, Duration, ModelStatistics
 from gateway.exposition import Sample, render
+from scheduler.engine_observer import EngineObserver
+from scheduler.frames import EngineStats, StepFrame
 
 _TTFT = (
     0.001,
@@ -67,12 +73,8 @@ _ITL = (
 _LATENCY = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _LENGTH = tuple(mantissa * 10**power for power in range(6) for mantissa in (1, 2, 5))
 _LABELS = ("model_name", "engine")
-
-
-class _Measured(Protocol):
-    """A live model that keeps statistics."""
-
-    statistics: ModelStatistics
+_ENDS = ("stop", "length", "abort", "error")
+_REQUEST_LOG = logging.getLogger("tidegate.request")
 
 
 class Metrics:
@@ -131,6 +133,101 @@ class EngineMetrics:
         self.request_generation_tokens = histogram(
             "request_generation_tokens", "Generated tokens of a request", _LENGTH
         )
+
+    def observer(self, config: ModelConfig, version: str) -> EngineObserver:
+        """Who feeds these metrics for one engine."""
+        return _EngineWatch(self, config.name, version)
+
+
+class _EngineWatch(EngineObserver):
+    """One engine's children of the metrics, looked up once; and the log line of each finished request."""
+
+    def __init__(self, metrics: EngineMetrics, model: str, version: str) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._labels = labels = (model, version)
+        self._stats = EngineStats()
+        self._running = metrics.running.labels(*labels)
+        self._waiting = metrics.waiting.labels(*labels)
+        self._cache_usage = metrics.cache_usage.labels(*labels)
+        self._counters = [
+            (name, counter.labels(*labels))
+            for name, counter in (
+                ("num_preemptions_total", metrics.preemptions),
+                ("num_cache_queries_total", metrics.cache_queries),
+                ("num_cache_hits_total", metrics.cache_hits),
+                ("num_prompt_tokens_total", metrics.prompt_tokens),
+                ("num_generation_tokens_total", metrics.generation_tokens),
+                ("num_drafts_total", metrics.draft_tokens),
+                ("num_accepted_drafts_total", metrics.accepted_tokens),
+            )
+        ]
+        self._step_tokens = metrics.step_tokens.labels(*labels)
+        self._inter_token = metrics.inter_token.labels(*labels)
+        self._first_token = metrics.first_token.labels(*labels)
+        for end in _ENDS:
+            metrics.finished.labels(*labels, end)
+
+    def state(self, state: str, reason: str) -> None:
+        if state != "ready":
+            self._gauges(EngineStats())
+        self._stats = EngineStats()
+
+    def step(self, frame: StepFrame) -> None:
+        for name, counter in self._counters:
+            grown = getattr(frame.stats, name) - getattr(self._stats, name)
+            if grown:
+                counter.inc(grown)
+        self._stats = frame.stats
+        self._gauges(frame.stats)
+        if frame.stats.step_tokens:
+            self._step_tokens.observe(frame.stats.step_tokens)
+
+    def tokens(self, request: GenerateRequest, count: int, gap: float | None) -> None:
+        if gap is None:
+            self._first_token.observe(request.times.first_token - request.arrived)
+            return
+        for _ in range(count):
+            self._inter_token.observe(gap / count)
+
+    def ended(self, request: GenerateRequest, num_tokens: int, end: FinishReason | ServingError) -> None:
+        metrics, labels, times = self._metrics, self._labels, request.times
+        reason = _end_word(end)
+        metrics.finished.labels(*labels, reason).inc()
+        metrics.request_prompt_tokens.labels(*labels).observe(len(request.prompt))
+        metrics.request_generation_tokens.labels(*labels).observe(num_tokens)
+        queued = (times.scheduled or time.monotonic()) - request.arrived
+        metrics.queue_time.labels(*labels).observe(queued)
+        if times.first_token:
+            metrics.prefill_time.labels(*labels).observe(times.first_token - times.scheduled)
+            metrics.decode_time.labels(*labels).observe(times.last_token - times.first_token)
+            metrics.end_to_end.labels(*labels).observe(times.last_token - request.arrived)
+        _REQUEST_LOG.info(
+            "generated",
+            extra={
+                "fields": {
+                    "id": request.id,
+                    "model": self._model,
+                    "prompt_tokens": len(request.prompt),
+                    "tokens": num_tokens,
+                    "queue_s": queued,
+                    "compute_s": times.last_token - times.scheduled if times.first_token else 0.0,
+                    "end": reason,
+                }
+            },
+        )
+
+    def _gauges(self, stats: EngineStats) -> None:
+        self._running.set(stats.num_running)
+        self._waiting.set(stats.num_waiting)
+        held = stats.num_blocks - stats.num_free_blocks
+        self._cache_usage.set(held / stats.num_blocks if stats.num_blocks else 0.0)
+
+
+def _end_word(end: FinishReason | ServingError) -> str:
+    if isinstance(end, FinishReason):
+        return end.value
+    return "abort" if end.code is Code.CANCELLED else "error"
 
 
 # Triton's counters: name, help, value of a model's counts

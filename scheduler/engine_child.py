@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from typing import cast
 
 import msgspec
 
@@ -77,8 +78,8 @@ class EngineChild(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        # a cast: uvloop's transports are not subclasses of asyncio's
+        self._transport = cast(asyncio.WriteTransport, transport)
 
     def data_received(self, data: bytes) -> None:
         for body in self._buffer.feed(data):

@@ -19,6 +19,7 @@ from gateway.kserve_http import routes
 from gateway.kserve_http_infer import HotPath
 from gateway.kserve_service import Service
 from gateway.shared_memory import CudaSharedMemory, SharedMemory
+from model_repository.states import IndexEntry, State
 
 Behaviour = Callable[["FakeModel", InferenceRequest], None]
 
@@ -44,14 +45,6 @@ class FakeModel:
         return InferenceResponse(self.config.name, self.version, outputs, **more)
 
 
-@dataclass(frozen=True)
-class Entry:
-    name: str
-    version: str = ""
-    state: str = ""
-    reason: str = ""
-
-
 @dataclass
 class FakeRepository:
     models: dict[str, dict[str, FakeModel]] = field(default_factory=dict)
@@ -72,9 +65,12 @@ class FakeRepository:
             raise ServingError(Code.NOT_FOUND, text)
         return versions[version or max(versions, key=int)]
 
-    def index(self, ready_only: bool = False) -> list[Entry]:
-        entries = [Entry(name, version, "READY") for name, versions in self.models.items() for version in versions]
-        return entries if ready_only else [*entries, Entry("absent"), Entry("bad", "1", "UNAVAILABLE", "it is broken")]
+    async def index(self, ready_only: bool = False) -> list[IndexEntry]:
+        entries = [
+            IndexEntry(name, version, State.READY) for name, versions in self.models.items() for version in versions
+        ]
+        broken = IndexEntry("bad", "1", State.UNAVAILABLE, "it is broken")
+        return entries if ready_only else [*entries, IndexEntry("absent"), broken]
 
     def ready_models(self) -> list[FakeModel]:
         return [self.find(name) for name in self.models]

@@ -1,0 +1,89 @@
+"""Config and version folder -> live model: which kind of scheduler a model gets. Handed to the repository by the gateway."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backends.api.errors import Code, ServingError
+from backends.api.model_config import ModelConfig
+from scheduler.alarm import Alarm
+from scheduler.engine_client import EngineClient
+from scheduler.engine_observer import EngineObserver
+from scheduler.engine_options import EngineOptions
+from scheduler.engine_spec import EngineSpec
+from scheduler.language_model import LanguageModel
+from scheduler.load import load_tensor_model
+from scheduler.response_cache import ResponseCache
+from scheduler.tensor_model import TensorModel
+
+if TYPE_CHECKING:
+    from backends.text.template import ChatTemplate
+
+    from backends.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+LLM = "llm"
+
+ObserverFactory = Callable[[ModelConfig, str], EngineObserver]
+"""From a model's config and version to who watches its engine."""
+
+
+class ModelLoader:
+    """A `Loader` of the repository. Owns what all models share: the alarm of queue deadlines and the response cache."""
+
+    def __init__(self, observer: ObserverFactory, cache: ResponseCache | None = None, cache_folder: str = "") -> None:
+        self._observer = observer
+        self._cache = cache
+        self._cache_folder = cache_folder
+        self._alarm = Alarm()
+
+    async def __call__(self, config: ModelConfig, version: str, folder: Path, /) -> LanguageModel | TensorModel:
+        """Raises ServingError, with nothing left behind."""
+        if config.backend == LLM:
+            return await self._language_model(config, version, folder)
+        if config.ensemble is not None:
+            raise ServingError(Code.UNSUPPORTED, f"model '{config.name}': ensembles are not supported yet")
+        return await load_tensor_model(config, version, folder, alarm=self._alarm, cache=self._cache)
+
+    async def _language_model(self, config: ModelConfig, version: str, folder: Path) -> LanguageModel:
+        parameters = {"model": ".", **config.parameters}
+        spec = EngineSpec(
+            model_name=config.name,
+            folder=str(folder.absolute()),
+            parameters=parameters,
+            options=EngineOptions.from_parameters(parameters, config.name),
+            cache_folder=self._cache_folder,
+        )
+        engine = EngineClient(spec, observer=self._observer(config, version))
+        reading = asyncio.create_task(asyncio.to_thread(_text_side, parameters["model"], folder))
+        try:
+            (tokenizer, template), _ = await asyncio.gather(reading, engine.start())
+        except BaseException:
+            await engine.close()
+            raise
+        assert engine.limits is not None
+        return LanguageModel(
+            config,
+            version,
+            engine,
+            tokenizer=tokenizer,
+            template=template,
+            max_model_len=engine.limits.max_model_len,
+        )
+
+
+def _text_side(location: str, folder: Path) -> "tuple[Tokenizer, ChatTemplate | None]":
+    """The tokenizer and the chat template that lie beside the weights."""
+    from backends.text.template import ChatTemplate
+
+    from backends.text.location import resolve_location
+    from backends.text.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(resolve_location(location, folder))
+    templates = tokenizer.chat_templates
+    source = tokenizer.chat_template
+    if source is None:
+        return tokenizer, None
+    return tokenizer, ChatTemplate(source, tokenizer.special_tokens, templates.get("tool_use"))
