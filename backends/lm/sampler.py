@@ -58,7 +58,7 @@ class Sampler:
 
     def add(self, row: int, tokens: Sequence[int], num_prompt: int, sampling: SamplingParams, seed: int) -> None:
         """A sequence takes `row`. `tokens` beyond `num_prompt` were generated before a preemption."""
-        state = SamplingRow(tokens, num_prompt, sampling, self._eos_ids)
+        state = SamplingRow(tokens, num_prompt, sampling, self._eos_ids, self._vocab_size)
         self._rows[row] = state
         self._seeds[row] = as_seed(seed)
         self._greedy[row] = state.is_greedy

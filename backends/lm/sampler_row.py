@@ -1,6 +1,6 @@
 """One sequence's sampling state: its settings, what it has generated, and how these change its logits."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -17,17 +17,23 @@ class SamplingRow:
     __slots__ = ("_allowed", "_bad_words", "_bias_ids", "_bias_values", "_counts", "_end_ids", "_output", "sampling")
 
     def __init__(
-        self, tokens: Sequence[int], num_prompt: int, sampling: SamplingParams, eos_ids: frozenset[int]
+        self,
+        tokens: Sequence[int],
+        num_prompt: int,
+        sampling: SamplingParams,
+        eos_ids: frozenset[int],
+        vocab_size: int,
     ) -> None:
+        """Ids that the model has no logit for say nothing: those tokens are never drawn."""
         self.sampling = sampling
         self._output = list(tokens[num_prompt:])
-        self._bias_ids = np.fromiter(sampling.logit_bias.keys(), np.int64, len(sampling.logit_bias))
-        self._bias_values = np.fromiter(sampling.logit_bias.values(), np.float32, len(sampling.logit_bias))
+        bias = {token: value for token, value in sampling.logit_bias.items() if 0 <= token < vocab_size}
+        self._bias_ids = _ids(bias, vocab_size)
+        self._bias_values = np.fromiter(bias.values(), np.float32, len(bias))
         allowed = sampling.allowed_token_ids
-        self._allowed = None if allowed is None else np.asarray(allowed, np.int64)
-        self._bad_words = tuple(word for word in sampling.bad_words if word)
-        ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_ids)}
-        self._end_ids = np.asarray(sorted(ends), np.int64)
+        self._allowed = None if allowed is None else _ids(allowed, vocab_size)
+        self._bad_words = tuple(word for word in sampling.bad_words if word and 0 <= word[-1] < vocab_size)
+        self._end_ids = _ids({*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_ids)}, vocab_size)
         # repetition looks at the prompt too, the other penalties at what was generated
         seen_from = 0 if sampling.repetition_penalty != 1.0 else num_prompt
         self._counts = _TokenCounts(tokens[seen_from:num_prompt], self._output) if _has_penalty(sampling) else None
@@ -93,6 +99,10 @@ class SamplingRow:
         if sampling.presence_penalty:
             logits -= np.float32(sampling.presence_penalty) * (counts.counts > 0)
         row[counts.ids] = logits
+
+
+def _ids(tokens: Iterable[int], vocab_size: int) -> np.ndarray:
+    return np.array([token for token in tokens if 0 <= token < vocab_size], np.int64)
 
 
 def _has_penalty(sampling: SamplingParams) -> bool:

@@ -123,7 +123,7 @@ def _pair(merge: str) -> tuple[str, str]:
 
 def _required(metadata: Mapping[str, Any], key: str) -> Any:
     value = metadata.get(_PREFIX + key)
-    if not value:
+    if value is None or len(value) == 0:
         raise _invalid(f"the key {_PREFIX}{key} is missing or empty")
     return value
 

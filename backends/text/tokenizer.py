@@ -9,8 +9,8 @@ from typing import Any
 import tokenizers
 
 from backends.api.errors import Code, ServingError
+from backends.lm.location import find_model
 from backends.text.byte_table import ByteTable, LeadingSpace, byte_table
-from backends.text.location import resolve_location
 from backends.text.tokenizer_files import TokenizerSettings, read_tokenizer
 
 # The most code points that NFC may put together into one (Unicode standard annex 15)
@@ -154,13 +154,18 @@ class Tokenizer:
         return []
 
 
-def load_tokenizer(location: str | Path, pre: str | None = None) -> Tokenizer:
-    """The tokenizer at `location`: a folder in Hugging Face layout, a GGUF file, or `package:NAME` (see location.py).
+def load_tokenizer(location: str | Path, base: Path | None = None, pre: str | None = None) -> Tokenizer:
+    """The tokenizer at `location`, taken from `base` unless absolute: a folder in Hugging Face layout, a GGUF file, or
+    `package:NAME` (see backends/lm/location.py).
 
     `pre` stands in for what a GGUF file says in `tokenizer.ggml.pre`, for files that say it wrongly. Raises
     ServingError: NOT_FOUND for missing files, INVALID for damaged ones, UNSUPPORTED for kinds not known here.
     """
-    return Tokenizer(*read_tokenizer(resolve_location(location), pre))
+    base = base or Path()
+    path = base / location
+    if not (path / "tokenizer.json").is_file():  # a folder with a tokenizer may hold no model
+        path = find_model(str(location), base)
+    return Tokenizer(*read_tokenizer(path, pre))
 
 
 def _shrink_factor(backend: tokenizers.Tokenizer) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 
 from backends.api.errors import Code, ServingError
-from backends.text.gguf_metadata import read_gguf_metadata
+from backends.lm.gguf import read_gguf
 from backends.text.gguf_tokenizer import adds_bos, special_ids, tokenizer_from_gguf
 
 _GGUF_ROLES = {
@@ -44,7 +44,7 @@ def read_tokenizer(path: Path, pre: str | None = None) -> tuple[tokenizers.Token
 
 
 def _of_gguf(path: Path, pre: str | None) -> tuple[tokenizers.Tokenizer, TokenizerSettings]:
-    metadata = read_gguf_metadata(path)
+    metadata: dict[str, Any] = dict(read_gguf(path).metadata)
     if pre is not None:
         metadata["tokenizer.ggml.pre"] = pre
     backend = tokenizer_from_gguf(metadata)

@@ -258,7 +258,7 @@ def test_edits_are_those_of_the_reference_however_the_history_came(
     sampling: SamplingParams, prompt: list[int], before: list[int], after: list[int], pending: list[int]
 ) -> None:
     row = logits_of(3)[0].numpy()
-    state = SamplingRow([*prompt, *before], len(prompt), sampling, frozenset({EOS}))
+    state = SamplingRow([*prompt, *before], len(prompt), sampling, frozenset({EOS}), VOCAB)
     state.commit(after)
     edited = row.copy()
     state.edit(edited, pending)
@@ -284,6 +284,19 @@ def test_min_tokens_bars_the_end_until_enough_are_committed() -> None:
     assert one(sampler, logits) != EOS
     sampler.commit(0, [1, 2])
     assert one(sampler, logits) == EOS
+
+
+def test_ids_beyond_the_models_logits_change_nothing() -> None:
+    logits, beyond = logits_of(2), VOCAB + 50
+    odd = params(
+        temperature=0.0,
+        logit_bias={beyond: 100.0},
+        allowed_token_ids=(4, beyond),
+        bad_words=((beyond,), (1, beyond)),
+        stop_token_ids=(beyond,),
+        min_tokens=5,
+    )
+    assert one(sampler_with({0: (odd, 0)}), logits) == 4
 
 
 def test_a_mask_leaves_only_its_tokens() -> None:

@@ -122,3 +122,115 @@ def write_gguf(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def template_sources() -> dict[str, str]:
+    """Templates of the shapes that models have, written for these tests."""
+    return dict(_TEMPLATES)
+
+
+_TEMPLATES = {
+    "chatml": """
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}""",
+    "llama3": """
+{{- bos_token }}
+{%- if not date_string is defined %}{% set date_string = "26 Jul 2024" %}{% endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = '' %}
+{%- endif %}
+{{- '<|start_header_id|>system<|end_header_id|>\\n\\nToday Date: ' + date_string + '\\n\\n' }}
+{%- if tools is not none %}
+    {%- for t in tools %}
+        {{- t | tojson(indent=4) }}
+        {{- '\\n\\n' }}
+    {%- endfor %}
+{%- endif %}
+{{- system_message + '<|eot_id|>' }}
+{%- for message in messages %}
+    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}
+    {%- elif 'tool_calls' in message %}
+        {%- if not message.tool_calls|length == 1 %}
+            {{- raise_exception('This model only supports single tool-calls at once!') }}
+        {%- endif %}
+        {%- set tool_call = message.tool_calls[0].function %}
+        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+        {{- '{"name": "' + tool_call.name + '", "parameters": ' }}
+        {{- tool_call.arguments | tojson }}
+        {{- '}<|eot_id|>' }}
+    {%- else %}
+        {{- '<|start_header_id|>ipython<|end_header_id|>\\n\\n' }}
+        {%- if message.content is mapping or message.content is iterable and message.content is not string %}
+            {{- message.content | tojson }}
+        {%- else %}
+            {{- message.content }}
+        {%- endif %}
+        {{- '<|eot_id|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+""",
+    "mistral": """
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content'] %}
+    {%- set loop_messages = messages[1:] %}
+{%- else %}
+    {%- set loop_messages = messages %}
+{%- endif %}
+{{- bos_token }}
+{%- for message in loop_messages %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('After the optional system message, conversation roles must alternate user/assistant') }}
+    {%- endif %}
+    {%- if message['role'] == 'user' %}
+        {%- if loop.first and system_message is defined %}
+            {{- ' [INST] ' + system_message + '\\n\\n' + message['content'] + ' [/INST]' }}
+        {%- else %}
+            {{- ' [INST] ' + message['content'] + ' [/INST]' }}
+        {%- endif %}
+    {%- elif message['role'] == 'assistant' %}
+        {%- generation %}
+        {{- ' ' + message['content'] + eos_token }}
+        {%- endgeneration %}
+    {%- else %}
+        {{- raise_exception('Only user and assistant roles are supported') }}
+    {%- endif %}
+{%- endfor %}
+""",
+    "gemma": """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+{%- for message in messages %}
+{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}
+{% if (message['role'] == 'assistant') %}{% set role = 'model' %}{% else %}{% set role = message['role'] %}{% endif %}
+{{ '<start_of_turn>' + role + '\\n' + message['content'] | trim + '<end_of_turn>\\n' }}
+{%- endfor %}
+{% if add_generation_prompt %}{{'<start_of_turn>model\\n'}}{% endif %}""",
+    "parts": """
+{%- macro text(content) %}
+    {%- if content is string %}{{- content }}
+    {%- else %}
+        {%- for part in content %}{%- if part.type == 'text' %}{{- part.text }}{%- endif %}{%- endfor %}
+    {%- endif %}
+{%- endmacro %}
+{%- set ns = namespace(count=0) %}
+{%- for message in messages %}
+    {%- set ns.count = ns.count + 1 %}
+    {{- '[' ~ ns.count ~ ' ' ~ message.role ~ '] ' ~ text(message.content) ~ '\\n' }}
+    {%- if message.tool_calls %}{%- for call in message.tool_calls %}{{- call.function.arguments | tojson }}{%- endfor %}{%- endif %}
+    {%- if loop.last and message.role == 'tool' %}{%- continue %}{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '[assistant] ' }}{%- if enable_thinking is defined and not enable_thinking %}{{- '<think></think>' }}{%- endif %}{%- endif %}""",
+    "only_parts": """
+{%- for message in messages %}{{- message.role }}:
+{%- for part in message.content %}{{- ' ' + part['text'] }}{%- endfor %}{{- ';' }}{%- endfor %}""",
+}

@@ -140,6 +140,7 @@ def test_missing_and_damaged_files_are_named(hf_folder: Path, tmp_path: Path) ->
         load_tokenizer(hf_folder)
     assert caught.value.code is Code.INVALID
     (hf_folder / "tokenizer.json").unlink()
+    (hf_folder / "config.json").write_text("{}")
     with pytest.raises(ServingError, match=r"neither tokenizer\.json nor tokenizer\.model"):
         load_tokenizer(hf_folder)
     with pytest.raises(ServingError, match="nowhere"):
