@@ -34,12 +34,12 @@ LEGAL = {
 }
 
 _names = st.sampled_from(NAMES)
+# bring_up and take_down are waited for, load, override and unload are left to run
+_acts = st.sampled_from(["bring_up", "take_down", "load", "override", "unload", "ask", "ask"])
+_writes = st.tuples(st.just("write"), _names, st.sampled_from(sorted(TEXTS)), st.sampled_from([(1,), (1, 2)]))
 operations = st.lists(
     st.one_of(
-        st.tuples(st.just("write"), _names, st.sampled_from(sorted(TEXTS)), st.sampled_from([(1,), (1, 2)])),
-        st.tuples(st.just("bring_up"), _names),
-        st.tuples(st.sampled_from(["load", "unload", "ask", "override"]), _names),
-        st.tuples(st.sampled_from(["answer", "settle"])),
+        st.tuples(_acts, _names), st.tuples(_acts, _names), _writes, st.tuples(st.sampled_from(["answer", "settle"]))
     ),
     min_size=6,
     max_size=30,
@@ -61,12 +61,15 @@ class World:
         match operation:
             case ("write", name, text, versions):
                 self.write(name, TEXTS[text], versions)
+            case ("bring_up", name):
+                self.write(name)
+                self.do(("load", name))
             case ("load", name):
                 self.control.append(asyncio.create_task(self.repository.load(name)))
             case ("override", name):
                 config = '{"backend": "identity"}'
                 self.control.append(asyncio.create_task(self.repository.load(name, config, {"file:4/x": b"x"})))
-            case ("unload", name):
+            case ("unload" | "take_down", name):
                 self.control.append(asyncio.create_task(self.repository.unload(name)))
             case ("ask", name):
                 self.ask(name)
@@ -109,14 +112,10 @@ async def live_through(steps: list[tuple[Any, ...]], root: Path, loader: Any, wr
     options = RepositoryOptions(paths=(root / "models",), mode="explicit", load_threads=2)
     world = World(write, loader, Repository(options, loader, on_change))
     for step in steps:
-        if step[0] == "bring_up":
-            world.do(("write", step[1], "good", (1,)))
-            world.do(("load", step[1]))
-        if step[0] in ("settle", "bring_up"):
+        world.do(step)
+        await asyncio.sleep(0)
+        if step[0] in ("settle", "bring_up", "take_down"):
             await settle(world, lambda: all(task.done() for task in world.control))
-        else:
-            world.do(step)
-            await asyncio.sleep(0)
     closing = asyncio.create_task(world.repository.close())
     await settle(world, closing.done)
     await closing
