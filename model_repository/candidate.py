@@ -102,7 +102,7 @@ def _candidate(
         config = complete(config, name, list(chosen.values()), options.num_gpus)
     except ServingError as error:
         raise _at(source, error.param or "", error.message) from None
-    for problem in problems(config, completed=not options.auto_complete, num_gpus=options.num_gpus):
+    for problem in problems(config, completed=not options.auto_complete):
         raise _at(source, problem.path, problem.message)
     return Candidate(config, chosen, snapshot, workspace)
 

@@ -8,8 +8,6 @@ from model_repository.problem import Problem
 
 _IMAGE_FORMATS = ("FORMAT_NHWC", "FORMAT_NCHW")
 _BATCH_INPUT_TYPES = ("INT32", "FP32")
-# A scalar's dims are empty, as are dims left out. Only a file that knows its shapes tells the two apart.
-_SHAPES_FROM_FILE = frozenset({"onnxruntime", "openvino", "tensorflow", "tensorrt"})
 
 
 def tensor_problems(config: ModelConfig, *, completed: bool) -> Iterator[Problem]:
@@ -20,7 +18,7 @@ def tensor_problems(config: ModelConfig, *, completed: bool) -> Iterator[Problem
             if not spec.name:
                 yield Problem(path, f"model {field} must specify 'name' for {config.name}")
             if completed:
-                yield from _missing(path, subject, spec, config)
+                yield from _missing(path, subject, spec, config.name)
             yield from _dims(path, subject, spec, config.name)
             yield from _reshape(path, subject, spec, config.name)
             yield from _format(path, subject, spec, config.name)
@@ -37,11 +35,11 @@ def _duplicates(field: str, specs: tuple[TensorSpec, ...], model: str) -> Iterat
             yield Problem(f"{field}[{last}].name", f"model {field} '{name}' is specified {count} times for {model}")
 
 
-def _missing(path: str, subject: str, spec: TensorSpec, config: ModelConfig) -> Iterator[Problem]:
+def _missing(path: str, subject: str, spec: TensorSpec, model: str) -> Iterator[Problem]:
     if not spec.datatype:
-        yield Problem(path, f"{subject} must specify 'data_type' for {config.name}")
-    if not spec.dims and config.backend not in _SHAPES_FROM_FILE:
-        yield Problem(path, f"{subject} must specify 'dims' for {config.name}")
+        yield Problem(path, f"{subject} must specify 'data_type' for {model}")
+    if not spec.dims:  # a scalar has dims [1] and an empty reshape
+        yield Problem(path, f"{subject} must specify 'dims' for {model}")
 
 
 def _dims(path: str, subject: str, spec: TensorSpec, model: str) -> Iterator[Problem]:

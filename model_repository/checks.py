@@ -20,9 +20,9 @@ _BACKEND_MAY_CHANGE = frozenset(
 )
 
 
-def check(config: ModelConfig, *, completed: bool, num_gpus: int = 0) -> None:
+def check(config: ModelConfig, *, completed: bool) -> None:
     """Raises ServingError(INVALID) for the first problem, with `param` the field's path."""
-    for problem in problems(config, completed=completed, num_gpus=num_gpus):
+    for problem in problems(config, completed=completed):
         raise ServingError(Code.INVALID, problem.message, param=problem.path)
 
 
@@ -40,15 +40,15 @@ def check_reported(given: ModelConfig, reported: ModelConfig) -> None:
     check(reported, completed=True)
 
 
-def problems(config: ModelConfig, *, completed: bool, num_gpus: int | None = None) -> Iterator[Problem]:
-    """Everything wrong with `config`. `num_gpus` None: GPU numbers were judged before."""
+def problems(config: ModelConfig, *, completed: bool) -> Iterator[Problem]:
+    """Everything wrong with `config`. Whether a GPU is there is the scheduler's to say: it knows what a backend can use."""
     if config.max_batch_size < 0:
         yield Problem("max_batch_size", f"'max_batch_size' must be non-negative value for {config.name}")
     yield from _version_problems(config)
     yield from _file_problems(config)
     yield from tensor_problems(config, completed=completed)
     yield from scheduling_problems(config)
-    yield from _group_problems(config, num_gpus)
+    yield from _group_problems(config)
     yield from _warmup_problems(config)
 
 
@@ -70,7 +70,7 @@ def _file_problems(config: ModelConfig) -> Iterator[Problem]:
             yield Problem(path, f"'{file}' must be a path inside the folder of model {config.name}")
 
 
-def _group_problems(config: ModelConfig, num_gpus: int | None) -> Iterator[Problem]:
+def _group_problems(config: ModelConfig) -> Iterator[Problem]:
     if config.platform == ENSEMBLE and config.instance_groups:
         yield Problem("instance_group", f"instance group should not be specified for ensemble '{config.name}'")
         return
@@ -80,25 +80,9 @@ def _group_problems(config: ModelConfig, num_gpus: int | None) -> Iterator[Probl
             yield Problem(f"{path}.count", f"{subject} must have 'count' >= 1, got {group.count}")
         if group.kind == "KIND_CPU" and group.gpus:
             yield Problem(f"{path}.gpus", f"{subject} has kind {group.kind} but specifies one or more GPU")
-        if group.kind == "KIND_GPU" and num_gpus is not None:
-            yield from _gpu_problems(path, subject, group.gpus, num_gpus)
         for resource in group.resources:
             if not resource.name:
                 yield Problem(f"{path}.rate_limiter", f"{subject} has a rate limiter resource without a name")
-
-
-def _gpu_problems(path: str, subject: str, gpus: tuple[int, ...], num_gpus: int) -> Iterator[Problem]:
-    if num_gpus == 0:
-        yield Problem(f"{path}.kind", f"{subject} has kind KIND_GPU but no GPUs are available")
-        return
-    for gpu in gpus:
-        if not 0 <= gpu < num_gpus:
-            known = ",".join(str(number) for number in range(num_gpus))
-            yield Problem(
-                f"{path}.gpus",
-                f"{subject} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum required "
-                f"CUDA compute compatibility of 6.0 are: {known}",
-            )
 
 
 def _warmup_problems(config: ModelConfig) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backends.api.errors import Code, ServingError
-from backends.api.model_config import InstanceGroup, ModelConfig, OldestStrategy
+from backends.api.model_config import InstanceGroup, ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ _TWO_CPU_INSTANCES = frozenset({"onnxruntime", "tensorflow"})
 def complete(config: ModelConfig, name: str, versions: Sequence[Path], num_gpus: int = 0) -> ModelConfig:
     """`config` of the model folder `name`, with its version folders and the server's GPUs known.
 
-    Fills name, backend, platform, default file name, instance groups and scheduling defaults. Raises
+    Fills name, backend, platform, default file name and instance groups. Raises
     ServingError(INVALID) for a name that is not the folder's and for a backend that cannot be told.
     """
     if config.name and config.name != name:
@@ -48,7 +48,7 @@ def complete(config: ModelConfig, name: str, versions: Sequence[Path], num_gpus:
             param="name",
         )
     config = _with_framework(replace(config, name=name), versions)
-    return _with_scheduling_defaults(replace(config, instance_groups=_groups(config, num_gpus)))
+    return replace(config, instance_groups=_groups(config, num_gpus))
 
 
 def _with_framework(config: ModelConfig, versions: Sequence[Path]) -> ModelConfig:
@@ -128,7 +128,7 @@ def _groups(config: ModelConfig, num_gpus: int) -> tuple[InstanceGroup, ...]:
 def _group(group: InstanceGroup, index: int, config: ModelConfig, num_gpus: int) -> InstanceGroup:
     kind = group.kind
     if kind == "KIND_AUTO":
-        kind = _kind_for(config.backend, on_gpu=bool(group.gpus) or num_gpus > 0)
+        kind = _kind_for(config.backend, group, num_gpus)
     default_count = 2 if kind == "KIND_CPU" and config.backend in _TWO_CPU_INSTANCES else 1
     return replace(
         group,
@@ -139,20 +139,10 @@ def _group(group: InstanceGroup, index: int, config: ModelConfig, num_gpus: int)
     )
 
 
-def _kind_for(backend: str, *, on_gpu: bool) -> str:
+def _kind_for(backend: str, group: InstanceGroup, num_gpus: int) -> str:
+    """KIND_AUTO stays where there are GPUs and only the backend knows whether it can use them."""
     if backend == LLM:
         return "KIND_MODEL"  # the engine places itself
-    return "KIND_GPU" if on_gpu else "KIND_CPU"
-
-
-def _with_scheduling_defaults(config: ModelConfig) -> ModelConfig:
-    """Preferred sizes that are left out are the largest batch."""
-    largest = (config.max_batch_size,) if config.max_batch_size > 0 else ()
-    dynamic, sequence = config.dynamic_batching, config.sequence_batching
-    if dynamic is not None and not dynamic.preferred_batch_size:
-        config = replace(config, dynamic_batching=replace(dynamic, preferred_batch_size=largest))
-    if sequence is not None and isinstance(sequence.strategy, OldestStrategy):
-        preferred = sequence.strategy.preferred_batch_size or largest
-        strategy = replace(sequence.strategy, preferred_batch_size=preferred)
-        config = replace(config, sequence_batching=replace(sequence, strategy=strategy))
-    return config
+    if group.gpus:
+        return "KIND_GPU"
+    return "KIND_AUTO" if num_gpus else "KIND_CPU"

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from asyncio import Semaphore
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -45,6 +45,18 @@ class Generation:
         """Close every version, side by side, and return when their requests are answered. Call once."""
         await _close_all(self.models)
         await _discard(self.candidate)
+
+
+async def read_whole(read: Callable[[], Candidate]) -> Candidate:
+    """`read` in a thread. A cancel waits for the thread, and leaves no workspace behind."""
+    reading = asyncio.ensure_future(asyncio.to_thread(read))
+    try:
+        return await asyncio.shield(reading)
+    except asyncio.CancelledError:
+        (outcome,) = await asyncio.gather(reading, return_exceptions=True)
+        if isinstance(outcome, Candidate):
+            await _discard(outcome)
+        raise
 
 
 async def load_generation(candidate: Candidate, loader: Loader, slots: Semaphore) -> Generation:

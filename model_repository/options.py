@@ -7,7 +7,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryOptions:
-    """`load_models` counts in mode explicit alone, ("*",) is all. `num_gpus` is what instance groups may name."""
+    """`load_models` counts in mode explicit alone, ("*",) is all. `num_gpus`: 0 makes KIND_AUTO the CPU."""
 
     paths: tuple[Path, ...]
     mode: Literal["none", "poll", "explicit"] = "none"

@@ -108,7 +108,7 @@ def to_proto(config: ModelConfig) -> Any:
 
 def _set_scheduling(message: Any, config: ModelConfig) -> None:
     if config.dynamic_batching is not None:
-        message.dynamic_batching.CopyFrom(dynamic_to_proto(config.dynamic_batching))
+        message.dynamic_batching.CopyFrom(dynamic_to_proto(config.dynamic_batching, config.max_batch_size))
     if config.sequence_batching is not None:
         message.sequence_batching.CopyFrom(sequence_to_proto(config.sequence_batching))
     if config.ensemble is not None:

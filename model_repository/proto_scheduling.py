@@ -39,9 +39,11 @@ def dynamic_from_proto(item: Any) -> DynamicBatching:
     )
 
 
-def dynamic_to_proto(batching: DynamicBatching) -> Any:
+def dynamic_to_proto(batching: DynamicBatching, max_batch_size: int) -> Any:
+    """As Triton prints it: preferred sizes that are left out are the largest batch, which is how they act."""
+    default = (max_batch_size,) if max_batch_size > 0 else ()
     message = pb.ModelDynamicBatching(
-        preferred_batch_size=batching.preferred_batch_size,
+        preferred_batch_size=batching.preferred_batch_size or default,
         max_queue_delay_microseconds=batching.max_queue_delay_microseconds,
         preserve_ordering=batching.preserve_ordering,
         priority_levels=batching.priority_levels,

@@ -18,7 +18,6 @@ REFUSED = (
     "output.is_shape_tensor",
     "output.is_non_linear_format_io",
     "instance_group.profile",
-    "instance_group.passive",
     "instance_group.host_policy",
     "instance_group.secondary_devices",
     "optimization.priority",

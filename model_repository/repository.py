@@ -3,13 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 from backends.api.base import LiveModel
 from backends.api.errors import Code, ServingError
 from model_repository import layout
 from model_repository.candidate import Override, from_folder, from_override
-from model_repository.generation import Generation, Loader, LoadError, load_generation
+from model_repository.generation import Generation, Loader, LoadError, load_generation, read_whole
 from model_repository.options import RepositoryOptions
 from model_repository.record import Record
 from model_repository.refusals import not_available
@@ -32,9 +33,8 @@ ALL = "*"
 class Repository:
     """The one owner of the version table and of the models in it.
 
-    `find`, `is_ready`, `versions` and `ready_models` may be called from any thread, all else on the event
-    loop. Loads and unloads of one model queue, those of different models run side by side. A load that
-    has begun goes on if its caller leaves.
+    Reading may be done from any thread, all else on the event loop. Loads and unloads of one model queue,
+    those of different models run side by side. A load that has begun goes on if its caller leaves.
     """
 
     def __init__(self, options: RepositoryOptions, loader: Loader, on_change: OnChange | None = None) -> None:
@@ -89,19 +89,21 @@ class Repository:
             record is not None and (record.is_serving or record.is_unloaded) for record in records
         )
 
-    async def index(self, ready_only: bool = False) -> list[IndexEntry]:
-        """Every model on disk or ever loaded, by name and version. Raises UNAVAILABLE for an unreadable repository."""
+    def index(self, ready_only: bool = False) -> list[IndexEntry]:
+        """Every model on disk or ever loaded, by name and version. Reads the disk unless `ready_only`.
+
+        Raises UNAVAILABLE for a repository that cannot be read.
+        """
         entries = [
-            IndexEntry(record.name, version, state.state, state.reason)
-            for record in self._records.values()
+            IndexEntry(record.name, version, state.state.value, state.reason)
+            for record in list(self._records.values())
             for version, state in record.states.items()
         ]
         if ready_only:
-            entries = [entry for entry in entries if entry.state is State.READY]
+            entries = [entry for entry in entries if entry.state == State.READY.value]
         else:
             known = {entry.name for entry in entries}
-            on_disk = await asyncio.to_thread(layout.scan, self._options.paths)
-            entries += [IndexEntry(name) for name in on_disk if name not in known]
+            entries += [IndexEntry(name) for name in layout.scan(self._options.paths) if name not in known]
         return sorted(entries, key=lambda entry: (entry.name, len(entry.version), entry.version))
 
     # Life
@@ -219,9 +221,9 @@ class Repository:
             raise not_unique(name, folders, namespacing=options.namespacing)
         folder = folders[0] if folders else None
         if override is not None:
-            candidate = await asyncio.to_thread(from_override, name, folder, override, options)
+            candidate = await read_whole(partial(from_override, name, folder, override, options))
         elif folder is not None:
-            candidate = await asyncio.to_thread(from_folder, folder, options, seen)
+            candidate = await read_whole(partial(from_folder, folder, options, seen))
         else:
             raise unknown_to_load(name)
         record.begin_load(list(candidate.versions))

@@ -34,7 +34,7 @@ class VersionState:
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """A row of the index. A model that was never loaded has no version and state UNKNOWN.
+    """A row of the index; `state` is a State's name. A model that was never loaded has no version and no state.
 
     A load that failed before its versions were known has version "" too, with state and reason. A READY
     version with a reason is one whose reload failed.
@@ -42,7 +42,7 @@ class IndexEntry:
 
     name: str
     version: str = ""
-    state: State = State.UNKNOWN
+    state: str = ""
     reason: str = ""
 
 

@@ -55,7 +55,7 @@ class FakeLoader:
     """
 
     models: list[FakeModel] = field(default_factory=list)
-    gate: asyncio.Event | None = None
+    gate: asyncio.Event | asyncio.Barrier | None = None
     started: asyncio.Event = field(default_factory=asyncio.Event)
     running: int = 0
     most_running: int = 0
@@ -88,16 +88,20 @@ def loader() -> FakeLoader:
     return FakeLoader()
 
 
+@pytest.fixture(scope="session")
+def new_loader() -> Callable[[], FakeLoader]:
+    return FakeLoader
+
+
 WriteModel = Callable[..., Path]
 
 
-@pytest.fixture
-def write_model(tmp_path: Path) -> WriteModel:
-    """write_model(name, text, versions): a model folder below tmp_path/models, rewritten when it is there."""
+def _writer_in(root: Path) -> WriteModel:
+    """write(name, text, versions): a model folder below root/models, rewritten when it is there."""
     stamp = iter(range(1, 1_000_000))
 
     def write(name: str, text: str = "", versions: tuple[int, ...] = (1,), repository: str = "models") -> Path:
-        folder = tmp_path / repository / name
+        folder = root / repository / name
         folder.mkdir(parents=True, exist_ok=True)
         # the comment makes each writing a change of size and content, however coarse the file system's clock is
         (folder / "config.pbtxt").write_text(f'backend: "identity"\n{TENSORS}{text}\n' + "#" * next(stamp))
@@ -105,8 +109,18 @@ def write_model(tmp_path: Path) -> WriteModel:
             (folder / str(version)).mkdir(exist_ok=True)
         return folder
 
-    (tmp_path / "models").mkdir()
+    (root / "models").mkdir()
     return write
+
+
+@pytest.fixture(scope="session")
+def writer_in() -> Callable[[Path], WriteModel]:
+    return _writer_in
+
+
+@pytest.fixture
+def write_model(tmp_path: Path) -> WriteModel:
+    return _writer_in(tmp_path)
 
 
 @pytest.fixture

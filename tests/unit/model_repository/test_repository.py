@@ -35,8 +35,8 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def states(repository: Repository, name: str) -> dict[str, tuple[State, str]]:
-    return {entry.version: (entry.state, entry.reason) for entry in await repository.index() if entry.name == name}
+def states(repository: Repository, name: str) -> dict[str, tuple[State, str]]:
+    return {entry.version: (State(entry.state), entry.reason) for entry in repository.index() if entry.name == name}
 
 
 async def test_a_loaded_model_is_found_by_name_and_by_version(make: Make, write_model: Any) -> None:
@@ -86,7 +86,7 @@ async def test_a_model_that_is_loading_is_unavailable_and_not_unknown(
     with pytest.raises(ServingError, match="loading") as raised:
         repository.find("m")
     assert raised.value.code is Code.UNAVAILABLE
-    assert await states(repository, "m") == {"1": (State.LOADING, "")}
+    assert states(repository, "m") == {"1": (State.LOADING, "")}
     loader.gate.set()
     await loading
     assert repository.is_ready("m")
@@ -104,11 +104,11 @@ async def test_a_failed_load_says_why_and_a_repaired_model_loads_without_a_resta
     assert raised.value.message == (
         "load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: model.onnx: no such file;\n"
     )
-    assert await states(repository, "m") == {"1": (State.UNAVAILABLE, "Internal: model.onnx: no such file")}
+    assert states(repository, "m") == {"1": (State.UNAVAILABLE, "Internal: model.onnx: no such file")}
     await repository.unload("m")
     write_model("m")
     await repository.load("m")
-    assert await states(repository, "m") == {"1": (State.READY, "")}
+    assert states(repository, "m") == {"1": (State.READY, "")}
     await repository.close()
 
 
@@ -123,12 +123,12 @@ async def test_a_failed_reload_leaves_the_old_version_answering_and_the_index_sa
     with pytest.raises(ServingError, match=r"m/config.pbtxt:\d+:1: .* Did you mean 'max_batch_size'"):
         await repository.load("m")
     assert repository.find("m") is old
-    state, reason = (await states(repository, "m"))["1"]
+    state, reason = states(repository, "m")["1"]
     assert state is State.READY
     assert "max_batch" in reason
     write_model("m")
     await repository.load("m")
-    assert await states(repository, "m") == {"1": (State.READY, "")}
+    assert states(repository, "m") == {"1": (State.READY, "")}
     await repository.close()
 
 
@@ -138,7 +138,7 @@ async def test_all_versions_load_or_none(make: Make, write_model: Any, loader: A
     with pytest.raises(ServingError, match="version 2 is at UNAVAILABLE state: Internal: broken"):
         await repository.load("m")
     assert [model.closed for model in loader.models] == [1]
-    assert await states(repository, "m") == {
+    assert states(repository, "m") == {
         "1": (State.UNAVAILABLE, "unloaded"),
         "2": (State.UNAVAILABLE, "Internal: broken"),
     }
@@ -197,11 +197,11 @@ async def test_unload_refuses_at_once_and_returns_when_the_last_request_is_answe
     await settle()
     assert not unloading.done()
     assert not repository.is_ready("m")
-    assert await states(repository, "m") == {"1": (State.UNLOADING, "")}
+    assert states(repository, "m") == {"1": (State.UNLOADING, "")}
     loader.models[0].answer()
     await unloading
     assert loader.models[0].closed == 1
-    assert await states(repository, "m") == {"1": (State.UNAVAILABLE, "unloaded")}
+    assert states(repository, "m") == {"1": (State.UNAVAILABLE, "unloaded")}
     await repository.load("m")
     assert repository.is_ready("m")
     await repository.close()
@@ -225,7 +225,7 @@ async def test_an_unknown_model_is_said_as_triton_says_it_and_leaves_nothing_beh
     with pytest.raises(ServingError) as raised:
         await repository.load("nope")
     assert raised.value.message == "failed to load 'nope', failed to poll from model repository"
-    assert await repository.index() == []
+    assert repository.index() == []
 
 
 @pytest.mark.parametrize("mode", ["none", "poll"])
@@ -330,8 +330,10 @@ async def test_loads_of_different_models_run_side_by_side_up_to_the_limit(
 ) -> None:
     for index in range(6):
         write_model(f"m{index}")
+    loader.gate = asyncio.Barrier(3)  # opens when three loads stand before it
     repository = make("none", load_threads=3)
-    await repository.start()
+    async with asyncio.timeout(20):
+        await repository.start()
     assert loader.most_running == 3
     assert len(repository.ready_models()) == 6
     await repository.close()
@@ -357,8 +359,8 @@ async def test_the_index_lists_models_that_were_never_loaded(make: Make, write_m
     write_model("b", versions=(1, 2))
     repository = make()
     await repository.load("b")
-    assert await repository.index() == [IndexEntry("a"), IndexEntry("b", "2", State.READY)]
-    assert await repository.index(ready_only=True) == [IndexEntry("b", "2", State.READY)]
+    assert repository.index() == [IndexEntry("a"), IndexEntry("b", "2", "READY")]
+    assert repository.index(ready_only=True) == [IndexEntry("b", "2", "READY")]
     await repository.close()
 
 
@@ -369,5 +371,5 @@ async def test_a_version_that_the_policy_drops_is_unloaded_at_reload(make: Make,
     write_model("m", versions=(1, 2))
     await repository.load("m")
     await settle()
-    assert await states(repository, "m") == {"1": (State.UNAVAILABLE, "unloaded"), "2": (State.READY, "")}
+    assert states(repository, "m") == {"1": (State.UNAVAILABLE, "unloaded"), "2": (State.READY, "")}
     await repository.close()

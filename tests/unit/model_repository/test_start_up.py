@@ -10,7 +10,6 @@ import pytest
 from backends.api.errors import ServingError
 from model_repository.options import RepositoryOptions
 from model_repository.repository import Repository
-from model_repository.states import State
 
 Make = Callable[..., Repository]
 FAILING = 'parameters { key: "fail" value { string_value: "no" } }'
@@ -156,12 +155,12 @@ async def test_poll_mode_tries_a_broken_model_again_only_when_it_changes(
     for _ in range(3):
         await repository.poll()
         assert ready(repository) == ["m"]
-    entries = await repository.index()
-    assert [(entry.state, "reload failed" in entry.reason) for entry in entries] == [(State.READY, True)]
+    entries = repository.index()
+    assert [(entry.state, "reload failed" in entry.reason) for entry in entries] == [("READY", True)]
     write_model("m")
     await repository.poll()
     assert len(loader.models) == 2
-    assert (await repository.index())[0].reason == ""
+    assert repository.index()[0].reason == ""
     await repository.close()
 
 
