@@ -63,9 +63,8 @@ def _validate(arguments: list[str]) -> int:
 
 
 def _init(arguments: list[str]) -> int:
-    from model_repository.init_config import init_config
-
     from backends.api.errors import ServingError
+    from model_repository.init_config import init_config
 
     if len(arguments) != 1:
         print("usage: tidegate init FOLDER/model.onnx", file=sys.stderr)

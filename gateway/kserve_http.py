@@ -1,5 +1,6 @@
 """KServe v2 over HTTP: every path of triton spec 1.1 but the hot one, whose work is in `kserve_http_infer`."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -198,5 +199,5 @@ async def index(service: Service, request: Request) -> Response:
     ready_only = wanted.get("ready", False)
     if not isinstance(ready_only, bool):
         raise control.wrong_member("ready", "non-boolean as boolean")
-    entries = await service.repository.index(ready_only)
+    entries = await asyncio.to_thread(service.repository.index, ready_only)
     return control.document([index_entry(entry) for entry in entries])

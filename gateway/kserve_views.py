@@ -9,7 +9,7 @@ from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig, TensorSpec
 from backends.api.statistics import BatchStatistics, Counts, Duration, ModelStatistics, ResponseStatistics
 from gateway.kserve_service import Repository
-from model_repository.states import IndexEntry, State
+from model_repository.states import IndexEntry
 
 EXTENSIONS = (
     "classification",
@@ -57,8 +57,7 @@ def _tensor_metadata(spec: TensorSpec, config: ModelConfig) -> dict[str, Any]:
 
 def index_entry(entry: IndexEntry) -> dict[str, str]:
     """Only the parts that are known: a model that was never loaded is a name alone."""
-    state = "" if entry.state is State.UNKNOWN else entry.state.value
-    parts = {"name": entry.name, "version": entry.version, "state": state, "reason": entry.reason}
+    parts = {"name": entry.name, "version": entry.version, "state": entry.state, "reason": entry.reason}
     return {part: text for part, text in parts.items() if text}
 
 

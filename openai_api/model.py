@@ -2,10 +2,9 @@
 
 from typing import Protocol, runtime_checkable
 
-from backends.text.template import ChatTemplate
-
 from backends.api.base import LiveModel
 from backends.api.request import GenerateRequest
+from backends.text.template import ChatTemplate
 from backends.text.tokenizer import Tokenizer
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 from openai_api.errors import invalid, unsupported
 from openai_api.fields import INT64_MAX, Fields, read_integer, wrong_type
@@ -27,7 +28,7 @@ class ChatRequest:
     add_generation_prompt: bool
     continue_final_message: bool
     documents: list[Message] | None
-    template_arguments: dict[str, object]
+    template_arguments: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,6 @@ from backends.api.request import GenerateRequest, InferenceRequest
 
 if TYPE_CHECKING:
     from backends.text.template import ChatTemplate
-
     from backends.text.tokenizer import Tokenizer
 
 

@@ -9,7 +9,7 @@ from scheduler.engine_spec import ProgressCallback
 
 def lm_runner(folder: Path, parameters: Mapping[str, str], model_name: str, progress: ProgressCallback) -> ModelRunner:
     """Raises ServingError for parameters or files that are wrong. Imports torch, hence inside."""
-    from backends.lm.load import load_runner  # type: ignore[import-not-found]
+    from backends.lm.load import load_runner
     from backends.lm.options import LmOptions
 
     runner: ModelRunner = load_runner(folder, LmOptions.from_parameters(parameters, model_name), progress)

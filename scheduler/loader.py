@@ -20,7 +20,6 @@ from scheduler.tensor_model import TensorModel
 
 if TYPE_CHECKING:
     from backends.text.template import ChatTemplate
-
     from backends.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -76,12 +75,11 @@ class ModelLoader:
 
 def _text_side(location: str, folder: Path) -> "tuple[Tokenizer, ChatTemplate | None]":
     """The tokenizer and the chat template that lie beside the weights."""
+    from backends.lm.location import find_model
     from backends.text.template import ChatTemplate
-
-    from backends.text.location import resolve_location
     from backends.text.tokenizer import load_tokenizer
 
-    tokenizer = load_tokenizer(resolve_location(location, folder))
+    tokenizer = load_tokenizer(find_model(location, folder))
     templates = tokenizer.chat_templates
     source = tokenizer.chat_template
     if source is None:

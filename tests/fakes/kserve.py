@@ -65,11 +65,13 @@ class FakeRepository:
             raise ServingError(Code.NOT_FOUND, text)
         return versions[version or max(versions, key=int)]
 
-    async def index(self, ready_only: bool = False) -> list[IndexEntry]:
+    def index(self, ready_only: bool = False) -> list[IndexEntry]:
         entries = [
-            IndexEntry(name, version, State.READY) for name, versions in self.models.items() for version in versions
+            IndexEntry(name, version, State.READY.value)
+            for name, versions in self.models.items()
+            for version in versions
         ]
-        broken = IndexEntry("bad", "1", State.UNAVAILABLE, "it is broken")
+        broken = IndexEntry("bad", "1", State.UNAVAILABLE.value, "it is broken")
         return entries if ready_only else [*entries, IndexEntry("absent"), broken]
 
     def ready_models(self) -> list[FakeModel]:

@@ -213,9 +213,7 @@ async def test_a_small_batch_between_large_ones_leaves_every_row_right(tmp_path)
     for rows in [8, 2, 8, 1, 3, 8] * 5:
         left = random.integers(-(9**6), 9**6, (rows, 16)).astype(np.int32)
         right = left[::-1].copy()
-        request = InferenceRequest(
-            "m", "", [Tensor.from_numpy("INPUT0", left), Tensor.from_numpy("INPUT1", right)]
-        )
+        request = InferenceRequest("m", "", [Tensor.from_numpy("INPUT0", left), Tensor.from_numpy("INPUT1", right)])
         model.infer(request)
         (response,) = await request.stream.take()
         total, difference = (tensor.as_numpy() for tensor in response.outputs)

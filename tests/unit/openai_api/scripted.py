@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import tokenizers
-from backends.text.template import ChatTemplate
 from tokenizers import decoders, models, pre_tokenizers
 
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from backends.api.request import FinishReason, GenerateRequest, InferenceRequest, TokenEvent, TokenLogprobs
+from backends.text.template import ChatTemplate
 from backends.text.tokenizer import Tokenizer, TokenizerSettings
 
 WORDS = (" hello", " stop", " world", "STOP", "ab", "abc")

@@ -184,7 +184,7 @@ def test_a_template_that_does_not_compile_is_refused_at_load_or_renders(source: 
     try:
         ChatTemplate(source).render([user("u")])
     except ServingError as error:
-        assert error.reason == "invalid_prompt"  # noqa: PT017 - both ends are right
+        assert error.reason == "invalid_prompt"
 
 
 # Hostile templates
