@@ -12,7 +12,9 @@ from scheduler.load import load_tensor_model, start_tensor_model
 from tests.unit.scheduler.tensor_fakes import ALARM, FakeBackend, Gate, answer, ask, config, echo, serving
 
 
-def sample(source: str = "zero_data", *, datatype: str = "FP32", dims=(1,), batch_size: int = 1, count: int = 0) -> Warmup:
+def sample(
+    source: str = "zero_data", *, datatype: str = "FP32", dims=(1,), batch_size: int = 1, count: int = 0
+) -> Warmup:
     return Warmup("warm", batch_size, {"IN": WarmupInput(datatype, dims, source)}, count)
 
 

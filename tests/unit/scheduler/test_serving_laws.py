@@ -104,7 +104,5 @@ async def _storm(threads, batching, count, closes):
     # a cancel that comes between counting and delivery leaves a success that nobody read
     assert counts.success.count >= outcomes.count("answered")
     assert counts.execution_count == sum(batch.compute_infer.count for batch in counts.batch_stats.values())
-    assert counts.inference_count == sum(
-        rows * batch.compute_infer.count for rows, batch in counts.batch_stats.items()
-    )
+    assert counts.inference_count == sum(rows * batch.compute_infer.count for rows, batch in counts.batch_stats.items())
     assert counts.success.ns >= counts.queue.ns + counts.compute_infer.ns - 1000 * len(outcomes)

@@ -135,7 +135,9 @@ async def test_an_error_of_the_backend_keeps_its_code_and_hits_its_batch_alone()
         assert answer(good) == [1]
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no such luck"), SystemExit("no such luck"), MemoryError("no such luck")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("no such luck"), SystemExit("no such luck"), MemoryError("no such luck")]
+)
 async def test_whatever_a_model_raises_its_caller_hears_of_it_and_the_next_is_served(error):
     errors = [error]
 
