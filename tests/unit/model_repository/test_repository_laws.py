@@ -16,7 +16,7 @@ from model_repository.options import RepositoryOptions
 from model_repository.repository import Repository
 from model_repository.states import State
 
-NAMES = ("a", "b")
+NAMES = ("a", "a", "b")
 TEXTS = {
     "good": "",
     "all": "version_policy { all {} }",
@@ -35,13 +35,13 @@ LEGAL = {
 
 _names = st.sampled_from(NAMES)
 # bring_up and take_down are waited for, load, override and unload are left to run
-_acts = st.sampled_from(["bring_up", "take_down", "load", "override", "unload", "ask", "ask"])
+_acts = st.sampled_from(["bring_up", "bring_up", "take_down", "load", "override", "unload", "ask", "ask", "ask"])
 _writes = st.tuples(st.just("write"), _names, st.sampled_from(sorted(TEXTS)), st.sampled_from([(1,), (1, 2)]))
 operations = st.lists(
     st.one_of(
         st.tuples(_acts, _names), st.tuples(_acts, _names), _writes, st.tuples(st.sampled_from(["answer", "settle"]))
     ),
-    min_size=6,
+    min_size=10,
     max_size=30,
 )
 
