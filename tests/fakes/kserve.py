@@ -1,6 +1,7 @@
 """Models and a repository that work, for tests of the KServe fronts, and a real server around them."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ class FakeModel:
     version: str = "1"
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
-    requests: list[InferenceRequest] = field(default_factory=list)
+    requests: deque[InferenceRequest] = field(default_factory=lambda: deque(maxlen=100))
 
     def infer(self, request: InferenceRequest) -> None:
         self.requests.append(request)
