@@ -173,7 +173,7 @@ def test_only_the_outputs_asked_for_are_computed(tmp_path):
 
 def test_a_run_that_fails_says_why_without_the_librarys_frame(tmp_path):
     folder = write(tmp_path, pick())
-    with pytest.raises(ServingError, match="^onnx runtime error 2: .*idx=9") as caught:
+    with pytest.raises(ServingError, match=r"^onnx runtime error 2: .*idx=9") as caught:
         run(folder, [Tensor.from_numpy("i", np.array([[9]]))])
     assert caught.value.code is Code.INVALID
     assert "\n" not in caught.value.message
@@ -213,9 +213,7 @@ async def test_a_small_batch_between_large_ones_leaves_every_row_right(tmp_path)
     for rows in [8, 2, 8, 1, 3, 8] * 5:
         left = random.integers(-(9**6), 9**6, (rows, 16)).astype(np.int32)
         right = left[::-1].copy()
-        request = InferenceRequest(
-            "m", "", [Tensor.from_numpy("INPUT0", left), Tensor.from_numpy("INPUT1", right)]
-        )
+        request = InferenceRequest("m", "", [Tensor.from_numpy("INPUT0", left), Tensor.from_numpy("INPUT1", right)])
         model.infer(request)
         (response,) = await request.stream.take()
         total, difference = (tensor.as_numpy() for tensor in response.outputs)
