@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,10 @@ async def served_rate(config: ModelConfig, folder: Path, array: np.ndarray, call
     return rate
 
 
+def run_served(config: ModelConfig, folder: Path, array: np.ndarray, callers: int, seconds: float) -> float:
+    return uvloop.run(served_rate(config, folder, array, callers, seconds))
+
+
 def bare_rate(folder: Path, array: np.ndarray, threads: int, seconds: float) -> float:
     """Runs a second of the session alone."""
     options = onnxruntime.SessionOptions()
@@ -128,7 +133,9 @@ def main() -> None:
         array = np.random.default_rng(1).random(shape).astype(np.float32)
         with version_folder(model) as folder:
             report(
-                f"{name} bare", lambda: bare_rate(folder, array, arguments.threads, arguments.seconds), arguments.rounds
+                f"{name} bare",
+                partial(bare_rate, folder, array, arguments.threads, arguments.seconds),
+                arguments.rounds,
             )
             for instances in arguments.instances:
                 for label, batching in (
@@ -147,7 +154,7 @@ def main() -> None:
                     for callers in arguments.callers:
                         report(
                             f"{name} {label}, {instances} instance(s), {callers} callers",
-                            lambda: uvloop.run(served_rate(config, folder, array, callers, arguments.seconds)),
+                            partial(run_served, config, folder, array, callers, arguments.seconds),
                             arguments.rounds,
                         )
 

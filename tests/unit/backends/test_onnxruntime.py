@@ -173,7 +173,7 @@ def test_only_the_outputs_asked_for_are_computed(tmp_path):
 
 def test_a_run_that_fails_says_why_without_the_librarys_frame(tmp_path):
     folder = write(tmp_path, pick())
-    with pytest.raises(ServingError, match="^onnx runtime error 2: .*idx=9") as caught:
+    with pytest.raises(ServingError, match=r"^onnx runtime error 2: .*idx=9") as caught:
         run(folder, [Tensor.from_numpy("i", np.array([[9]]))])
     assert caught.value.code is Code.INVALID
     assert "\n" not in caught.value.message

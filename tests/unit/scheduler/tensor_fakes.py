@@ -18,6 +18,7 @@ from scheduler.tensor_model import TensorModel
 
 Execute = Callable[[dict[str, Tensor], Sequence[str]], dict[str, Tensor]]
 ALARM = Alarm()
+EAGER = DynamicBatching()
 PATIENCE = 20.0  # seconds after which a test that hangs fails
 
 
@@ -89,7 +90,7 @@ class Gate:
 def config(
     *,
     max_batch_size: int = 8,
-    batching: DynamicBatching | None = DynamicBatching(),
+    batching: DynamicBatching | None = EAGER,
     count: int = 1,
     dims: tuple[int, ...] = (1,),
     **fields: object,

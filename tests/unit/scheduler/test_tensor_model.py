@@ -171,7 +171,7 @@ async def test_a_wrong_row_count_is_an_error_for_every_member():
             model.infer(request)
         gate.open(4)
         for request in requests:
-            with pytest.raises(ServingError, match="expected . rows") as caught:
+            with pytest.raises(ServingError, match=r"expected . rows") as caught:
                 answer(request)
             assert caught.value.code is Code.INTERNAL
         assert model.statistics.snapshot().failures[Failure.BACKEND] == 4
