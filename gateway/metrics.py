@@ -83,7 +83,7 @@ class Metrics:
     def __init__(self, models: Callable[[], Iterable[LiveModel]]) -> None:
         self._models = models
         self._registry = CollectorRegistry()
-        prometheus.disable_created_metrics()  # a `_created` series beside each counter doubles a scrape for nothing
+        prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]  # a `_created` series beside each counter doubles a scrape for nothing
         self.engines = EngineMetrics(self._registry)
 
     def text(self) -> str:
