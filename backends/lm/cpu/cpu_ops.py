@@ -8,6 +8,7 @@ from backends.lm.cpu import gates, norms, rotary
 from backends.lm.cpu.features import cpu_features
 from backends.lm.cpu.fused import TapeDecoder
 from backends.lm.cpu.linear import PackedLinear
+from backends.lm.cpu.memory import Arena
 from backends.lm.cpu.packing import format_for
 from backends.lm.cpu.team import Tape, Team
 from backends.lm.cpu.tiles import GROUP
@@ -26,6 +27,7 @@ class CpuOps:
         self.kv_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
         self._quantized = quantized
         self._team = Team(num_threads)
+        self._arena = Arena()
         self._norm = _Operation(norms.norm_task(), norms.NUM_ARGS)
         self._rotary = _Operation(rotary.rotary_task(), rotary.NUM_ARGS)
         self._gates: dict[str, _Operation] = {}
@@ -35,7 +37,7 @@ class CpuOps:
 
     def linear(self, weights: list[Weight], biases: list[torch.Tensor | None]) -> PackedLinear:
         form = format_for(weights, self._dtype, cpu_features().vnni, self._quantized)
-        return PackedLinear(form, weights, biases, self._team)
+        return PackedLinear(form, weights, biases, self._team, self._arena)
 
     def embedding(self, weight: Weight, scale: float = 1.0) -> "RowEmbedding":
         return RowEmbedding(weight, scale)

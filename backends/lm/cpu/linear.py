@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numba import cfunc
 
-from backends.lm.cpu.memory import aligned, load_int
+from backends.lm.cpu.memory import Arena, aligned, load_int
 from backends.lm.cpu.packing import pack
 from backends.lm.cpu.panels import panel_bytes, write_row
 from backends.lm.cpu.team import TASK_SIGNATURE, Tape, Team
@@ -78,13 +78,15 @@ class PackedLinear:
     The result lives in a buffer of this object until its next call.
     """
 
-    def __init__(self, form: str, weights: "list[Weight]", biases: "list[torch.Tensor | None]", team: Team) -> None:
+    def __init__(
+        self, form: str, weights: "list[Weight]", biases: "list[torch.Tensor | None]", team: Team, arena: Arena
+    ) -> None:
         self.form = FORMATS[form]
         self.in_features = weights[0].shape[1]
         self.out_features = sum(weight.shape[0] for weight in weights)
         self.num_tiles = -(-self.out_features // TILE)
         self.padded_features = self.num_tiles * TILE
-        self.weights = pack(form, weights)
+        self.weights = pack(form, weights, arena)
         self.bias = aligned(self.padded_features, np.float32)
         self._set_bias(weights, biases)
         self._team = team

@@ -3,6 +3,8 @@
 All functions here are for use inside Numba-compiled code. An address is an `intp`; offsets are in bytes.
 """
 
+import contextlib
+import mmap
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from backends.lm.cpu.vectors import I64
+
+_HUGE_PAGE = 2 << 20
 
 
 def _pointer(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
@@ -115,12 +119,42 @@ def as_pointer(typing: Any, address: Any) -> Any:
     return types.voidptr(types.intp), codegen
 
 
-def aligned(size: int, dtype: Any = np.uint8, alignment: int = 64) -> np.ndarray:
-    """A zeroed flat array of `size` elements whose first byte lies on a multiple of `alignment`."""
+def aligned(size: int, dtype: Any = np.uint8) -> np.ndarray:
+    """A zeroed flat array of `size` elements whose first byte lies on a multiple of 64."""
     width = np.dtype(dtype).itemsize
-    raw = np.zeros(size * width + alignment, dtype=np.uint8)
-    start = -raw.ctypes.data % alignment
+    raw = np.zeros(size * width + 64, dtype=np.uint8)
+    start = -raw.ctypes.data % 64
     return raw[start : start + size * width].view(dtype)
+
+
+class Arena:
+    """Zeroed memory for what is read from end to end in each step, in huge pages where the system gives them.
+
+    Weights in 4 KB pages cost a fifth of a single row's time in address translation. Lives as long as its arrays.
+    """
+
+    _CHUNK = 32 << 20
+
+    def __init__(self) -> None:
+        self._free = np.empty(0, dtype=np.uint8)
+
+    def take(self, size: int) -> np.ndarray:
+        """`size` bytes, 64-byte aligned."""
+        size_in_lines = -(-size // 64) * 64
+        if size_in_lines > len(self._free):
+            self._free = _huge_pages(max(size_in_lines, self._CHUNK))
+        taken, self._free = self._free[:size], self._free[size_in_lines:]
+        return taken
+
+
+def _huge_pages(size: int) -> np.ndarray:
+    whole = -(-size // _HUGE_PAGE) * _HUGE_PAGE
+    mapped = mmap.mmap(-1, whole + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    memory = np.frombuffer(mapped, dtype=np.uint8)
+    start = -memory.ctypes.data % _HUGE_PAGE
+    return memory[start : start + whole]
 
 
 @intrinsic(prefer_literal=True)

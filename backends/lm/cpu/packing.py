@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from backends.lm.cpu.memory import aligned
+from backends.lm.cpu.memory import Arena
 from backends.lm.cpu.tiles import FORMATS, GROUP, TILE
 
 if TYPE_CHECKING:
@@ -41,17 +41,17 @@ def format_for(weights: "list[Weight]", dtype: str, has_vnni: bool, quantized: b
     return "bf16"
 
 
-def pack(form: str, weights: "list[Weight]") -> np.ndarray:
+def pack(form: str, weights: "list[Weight]", arena: Arena) -> np.ndarray:
     """The tiles of `weights`, their outputs side by side: uint8 (tiles, groups, tile bytes), 64-byte aligned."""
     if form == "q4":
-        return _pack_q4(np.concatenate([_nibbles(w) for w in weights]))
+        return _pack_q4(np.concatenate([_nibbles(w) for w in weights]), arena)
     if form == "q8":
-        return _pack_q8(np.concatenate([_blocks(w, 34) for w in weights]))
+        return _pack_q8(np.concatenate([_blocks(w, 34) for w in weights]), arena)
     dense = torch.cat([weight.dequantize(torch.float32) for weight in weights])
-    return pack_dense(form, dense)
+    return _pack_dense(form, dense, arena)
 
 
-def pack_dense(form: str, weight: torch.Tensor) -> np.ndarray:
+def _pack_dense(form: str, weight: torch.Tensor, arena: Arena) -> np.ndarray:
     """(out, in) float32 as bf16 or f32 tiles."""
     num_out, num_in = weight.shape
     tiles, groups = -(-num_out // TILE), -(-num_in // GROUP)
@@ -59,16 +59,16 @@ def pack_dense(form: str, weight: torch.Tensor) -> np.ndarray:
     padded[:num_out, :num_in] = weight
     # bfloat16 features travel in pairs: one 4-byte unit a column in both formats
     units = padded.view(torch.int32).numpy().reshape(tiles, TILE, groups, -1)
-    packed = _tiles(tiles, groups, FORMATS[form].tile_bytes)
+    packed = _tiles(tiles, groups, FORMATS[form].tile_bytes, arena)
     packed.view(np.int32).reshape(tiles, groups, -1, TILE)[:] = units.transpose(0, 2, 3, 1)
     return packed
 
 
-def _pack_q4(blocks: np.ndarray) -> np.ndarray:
+def _pack_q4(blocks: np.ndarray, arena: Arena) -> np.ndarray:
     """(out, groups, 20) bytes of d, m and 16 pairs of values."""
     blocks = _whole_tiles(blocks)
     tiles, _, groups, _ = blocks.shape
-    packed = _tiles(tiles, groups, FORMATS["q4"].tile_bytes)
+    packed = _tiles(tiles, groups, FORMATS["q4"].tile_bytes, arena)
     values = np.ascontiguousarray(blocks[..., 4:]).view(np.uint32)  # (tiles, 16, groups, 4)
     packed[..., :256].view(np.uint32).reshape(tiles, groups, 4, TILE)[:] = values.transpose(0, 2, 3, 1)
     for start, field in ((256, 0), (288, 2)):
@@ -77,11 +77,11 @@ def _pack_q4(blocks: np.ndarray) -> np.ndarray:
     return packed
 
 
-def _pack_q8(blocks: np.ndarray) -> np.ndarray:
+def _pack_q8(blocks: np.ndarray, arena: Arena) -> np.ndarray:
     """(out, groups, 34) bytes of d and 32 int8."""
     blocks = _whole_tiles(blocks)
     tiles, _, groups, _ = blocks.shape
-    packed = _tiles(tiles, groups, FORMATS["q8"].tile_bytes)
+    packed = _tiles(tiles, groups, FORMATS["q8"].tile_bytes, arena)
     values = np.ascontiguousarray(blocks[..., 2:] ^ 0x80).view(np.uint32)  # (tiles, 16, groups, 8)
     packed[..., :512].view(np.uint32).reshape(tiles, groups, 8, TILE)[:] = values.transpose(0, 2, 3, 1)
     scales = np.ascontiguousarray(blocks[..., :2]).view(np.uint16)[..., 0]
@@ -89,8 +89,8 @@ def _pack_q8(blocks: np.ndarray) -> np.ndarray:
     return packed
 
 
-def _tiles(tiles: int, groups: int, tile_bytes: int) -> np.ndarray:
-    return aligned(tiles * groups * tile_bytes).reshape(tiles, groups, tile_bytes)
+def _tiles(tiles: int, groups: int, tile_bytes: int, arena: Arena) -> np.ndarray:
+    return arena.take(tiles * groups * tile_bytes).reshape(tiles, groups, tile_bytes)
 
 
 def _whole_tiles(blocks: np.ndarray) -> np.ndarray:
