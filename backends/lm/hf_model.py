@@ -105,16 +105,19 @@ class HfModel:
 
     def allocate(self, ops: Ops, num_blocks: int, block_size: int) -> None:
         """Make the pools, and check once that paged logits are those of transformers' own attention."""
-        self._dtype = ops.dtype
+        self._ops = ops
         self._attentions = [ops.attention(spec, num_blocks, block_size) for spec in self.specs]
         self._compare(num_blocks, block_size)
 
     def forward(self, tokens: np.ndarray, batch: AttentionBatch) -> torch.Tensor:
-        return self._run(tokens, batch.positions, _Pools(self._attentions, self._dtype, batch))
+        return self._run(tokens, batch.positions, _Pools(self._attentions, self._ops.dtype, batch))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
         return logits.float()
+
+    def close(self) -> None:
+        self._ops.close()
 
     def _run(self, tokens: np.ndarray, positions: np.ndarray, layers: _Layers) -> torch.Tensor:
         ids, at = (torch.from_numpy(x).long()[None].to(self._device) for x in (tokens, positions))
@@ -156,7 +159,7 @@ class HfModel:
         cut = len(probe) * 2 // 3
         pieces = [self._paged_logits(probe[a:b], a, block_size) for a, b in ((0, cut), (cut, len(probe)))]
         got, want = torch.cat(pieces), self._expected[: len(probe)]
-        limit = 1e-3 if self._head.dtype == torch.float32 and self._dtype == torch.float32 else 0.1
+        limit = 1e-3 if self._head.dtype == torch.float32 and self._ops.kv_dtype == torch.float32 else 0.1
         difference, size = float((got - want).abs().max()), float(want.abs().max())
         if not difference <= limit * max(size, 1.0):
             raise self._unsupported(f"its paged logits differ from transformers' own by {difference:.3g} of {size:.3g}")

@@ -3,8 +3,9 @@
 import logging
 import sys
 import time
-from collections.abc import Callable
-from hashlib import blake2b
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,11 @@ from backends.lm.capacity import Capacity, bytes_per_block, free_memory, plan_ca
 from backends.lm.checkpoint import Checkpoint, GgufWeights
 from backends.lm.config_gguf import read_gguf_config
 from backends.lm.config_hf import read_eos_token_ids, read_hf_config, read_json
+from backends.lm.fingerprint import fingerprint
 from backends.lm.gguf import read_gguf
 from backends.lm.hf_model import HfModel
 from backends.lm.location import find_model
-from backends.lm.model import Decoder, attention_specs
+from backends.lm.model import Decoder, LayerProgress, attention_specs
 from backends.lm.ops import AttentionBatch, AttentionSpec, Ops
 from backends.lm.ops_choice import choose_device, choose_dtype, choose_ops, set_threads
 from backends.lm.options import LmOptions
@@ -30,8 +32,6 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[str, float, float], None]
 """Called with what is being done, how much of it is done, and of how much."""
-
-_SAMPLES, _SAMPLE_BYTES = 64, 4096  # of each weight file, for its fingerprint
 
 
 def load_runner(folder: Path, options: LmOptions, progress: Progress | None = None) -> LmRunner:
@@ -44,33 +44,42 @@ def load_runner(folder: Path, options: LmOptions, progress: Progress | None = No
     path = find_model(options.model, folder)
     threads = set_threads(options)
     device = choose_device(options)
-    ops = choose_ops(options, device)
     checkpoint = open_checkpoint(path)
     if checkpoint is None:
-        model, capacity, eos = _load_hf(path, options, ops)
+        loaded = _load_hf(path, options, device, threads)
     else:
-        model, capacity, eos = _load_own(checkpoint, path, options, ops, progress)
-    _warm_up(model, options.block_size, capacity)
+        loaded = _load_own(checkpoint, path, options, device, threads, progress)
+    ops, capacity = loaded.ops, loaded.capacity
+    with _closed_on_error(ops):
+        _warm_up(loaded.model, options.block_size, capacity)
+    log.info(
+        "loaded %s in %.1f s: %s, %d threads, keys and values %s, %d blocks of %d tokens, max_model_len %d",
+        path.name,
+        time.monotonic() - started,
+        type(ops).__name__,
+        threads,
+        str(ops.kv_dtype).removeprefix("torch."),
+        capacity.num_blocks,
+        options.block_size,
+        capacity.max_model_len,
+    )
     limits = RunnerLimits(
         max_model_len=capacity.max_model_len,
         max_num_seqs=options.max_num_seqs,
         num_blocks=capacity.num_blocks,
         block_size=options.block_size,
-        fingerprint=_fingerprint(path, type(ops).__name__, str(ops.dtype), str(ops.kv_dtype)),
-        eos_token_ids=frozenset(eos),
+        fingerprint=fingerprint(_weight_files(path), type(ops).__name__, options.dtype, str(ops.kv_dtype)),
+        eos_token_ids=frozenset(loaded.eos_token_ids),
     )
-    log.info(
-        "loaded %s in %.1f s: %s, %s, %d threads, %d blocks of %d tokens, max_model_len %d",
-        path.name,
-        time.monotonic() - started,
-        type(ops).__name__,
-        str(ops.dtype).removeprefix("torch."),
-        threads,
-        capacity.num_blocks,
-        options.block_size,
-        capacity.max_model_len,
-    )
-    return LmRunner(model, limits)
+    return LmRunner(loaded.model, limits)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    model: PagedModel
+    ops: Ops
+    capacity: Capacity
+    eos_token_ids: tuple[int, ...]
 
 
 def open_checkpoint(path: Path) -> Checkpoint | None:
@@ -83,19 +92,17 @@ def open_checkpoint(path: Path) -> Checkpoint | None:
 
 
 def _load_own(
-    checkpoint: Checkpoint, path: Path, options: LmOptions, ops: Ops, progress: Progress | None
-) -> tuple[PagedModel, Capacity, tuple[int, ...]]:
-    config = checkpoint.config
-    capacity = _capacity(options, config.max_positions, attention_specs(config), ops, path)
-    with tqdm(
-        total=config.num_layers, desc=f"loading {path.name}", unit="layer", delay=1, disable=not _shows_bar(progress)
-    ) as bar:
-
-        def report(done: int, total: int) -> None:
-            bar.update(done - bar.n)
-            if progress is not None:
-                progress("layers", done, total)
-
+    checkpoint: Checkpoint,
+    path: Path,
+    options: LmOptions,
+    device: torch.device,
+    threads: int,
+    progress: Progress | None,
+) -> _Loaded:
+    config, specs = checkpoint.config, attention_specs(checkpoint.config)
+    ops = choose_ops(options, device, specs, threads)
+    with _closed_on_error(ops), _bar(path, config.num_layers, progress) as report:
+        capacity = _capacity(options, config.max_positions, specs, ops, path)
         model = Decoder(
             checkpoint,
             ops,
@@ -104,19 +111,45 @@ def _load_own(
             max_length=capacity.max_model_len,
             progress=report,
         )
-    return model, capacity, config.eos_token_ids
+    return _Loaded(model, ops, capacity, config.eos_token_ids)
 
 
-def _load_hf(path: Path, options: LmOptions, ops: Ops) -> tuple[PagedModel, Capacity, tuple[int, ...]]:
+def _load_hf(path: Path, options: LmOptions, device: torch.device, threads: int) -> _Loaded:
     raw = read_json(path / "config.json")
     positions = _max_positions(raw) or options.max_model_len
     if not positions:
         raise ServingError(Code.INVALID, f"{path}: parameter 'max_model_len': expected a length, got nothing")
     longest = min(options.max_model_len or positions, positions)
-    model = HfModel(path, choose_dtype(options, ops.device), ops.device, longest)
-    capacity = _capacity(options, positions, model.specs, ops, path)
-    model.allocate(ops, capacity.num_blocks, options.block_size)
-    return model, capacity, read_eos_token_ids(path, raw)
+    model = HfModel(path, choose_dtype(options, device), device, longest)
+    ops = choose_ops(options, device, model.specs, threads)
+    with _closed_on_error(ops):
+        capacity = _capacity(options, positions, model.specs, ops, path)
+        model.allocate(ops, capacity.num_blocks, options.block_size)
+    return _Loaded(model, ops, capacity, read_eos_token_ids(path, raw))
+
+
+@contextmanager
+def _closed_on_error(ops: Ops) -> Iterator[None]:
+    """Until a runner owns them, nobody else gives the ops' threads back."""
+    try:
+        yield
+    except BaseException:
+        ops.close()
+        raise
+
+
+@contextmanager
+def _bar(path: Path, num_layers: int, progress: Progress | None) -> Iterator[LayerProgress]:
+    """Where the layers' progress goes: to `progress`, or to a bar on a terminal once loading takes a second."""
+    hidden = progress is not None or not sys.stderr.isatty()
+    with tqdm(total=num_layers, desc=f"loading {path.name}", unit="layer", delay=1, disable=hidden) as bar:
+
+        def report(done: int, total: int) -> None:
+            bar.update(done - bar.n)
+            if progress is not None:
+                progress("layers", done, total)
+
+        yield report
 
 
 def _max_positions(raw: dict[str, object]) -> int:
@@ -156,22 +189,5 @@ def _warm_up(model: PagedModel, block_size: int, capacity: Capacity) -> None:
             model.logits(model.forward(np.zeros(tokens, np.int32), batch)[-1:])
 
 
-def _fingerprint(path: Path, *parts: str) -> str:
-    """Equal for equal weights run alike: of each file its size and pieces all over it."""
-    digest = blake2b("|".join(parts).encode(), digest_size=16)
-    for file in _weight_files(path):
-        size = file.stat().st_size
-        digest.update(size.to_bytes(8, "little"))
-        with file.open("rb") as opened:
-            for at in range(0, size, max(_SAMPLE_BYTES, size // _SAMPLES)):
-                opened.seek(at)
-                digest.update(opened.read(_SAMPLE_BYTES))
-    return digest.hexdigest()
-
-
 def _weight_files(path: Path) -> list[Path]:
     return [path] if path.is_file() else sorted(path.glob("*.safetensors"))
-
-
-def _shows_bar(progress: Progress | None) -> bool:
-    return progress is None and sys.stderr.isatty()

@@ -1,8 +1,6 @@
-"""The decoder of the Llama, Mistral, Qwen2, Qwen3, Gemma, Gemma 2 and Gemma 3 families, written over `Ops`.
+"""The decoder of the Llama, Mistral, Qwen2, Qwen3, Gemma, Gemma 2 and Gemma 3 families: its parts, made by `Ops`.
 
-One layer, with (sandwich) the parts that only Gemma 2 and 3 have, and [qk] those of Qwen3 and Gemma 3:
-    x += (sandwich norm) o(attention(rope([qk norm] q), rope([qk norm] k), v)) of norm(x)
-    x += (sandwich norm) down(act(gate) * up) of norm(x)
+What a layer computes is said at `ops.DecoderLayer`.
 """
 
 from collections.abc import Callable
@@ -12,7 +10,8 @@ import torch
 
 from backends.lm.checkpoint import Checkpoint
 from backends.lm.config import LmConfig, Rope
-from backends.lm.ops import Attention, AttentionBatch, AttentionSpec, DecoderLayer, Linear, Ops
+from backends.lm.ops import Attention, AttentionBatch, AttentionSpec, DecoderLayer, FusedDecoder, Linear, Ops
+from backends.lm.plain_decoder import PlainDecoder
 from backends.lm.rope import rope_tables
 
 LayerProgress = Callable[[int, int], None]
@@ -55,34 +54,38 @@ class Decoder:
         embed = checkpoint.matrix("embed")
         self._embed = ops.embedding(embed, config.embedding_scale)
         tables = {rope: _tables(rope, max_length, ops) for rope in set(config.ropes)}
-        self._layers: list[_Layer] = []
+        layers = []
         for i, spec in enumerate(attention_specs(config)):
             attention = ops.attention(spec, num_blocks, block_size)
-            self._layers.append(_Layer(checkpoint, i, ops, attention, tables[config.ropes[i]]))
+            layers.append(_layer(checkpoint, i, ops, attention, tables[config.ropes[i]]))
             progress(i + 1, config.num_layers)
-        self._final_norm = checkpoint.norm("final_norm").to(ops.device)
-        fuse = getattr(ops, "fuse", None)
-        layers = [layer.parts() for layer in self._layers]
-        self._fused = None if fuse is None else fuse(layers, self._final_norm, config.norm_eps)
+        final_norm = checkpoint.norm("final_norm").to(ops.device)
+        self._layers = _joined(ops, layers, final_norm, config)
         self._head = ops.linear([embed if config.tied else checkpoint.matrix("lm_head")], [None])
 
     def forward(self, tokens: np.ndarray, batch: AttentionBatch) -> torch.Tensor:
-        """(T,) int32 -> the last hidden states (T, hidden), whose keys and values are then in the pool."""
-        residual = self._embed(tokens)
-        if self._fused is not None:
-            return self._fused(residual, batch)
-        update: torch.Tensor | None = None
-        for layer in self._layers:
-            update, residual = layer(update, residual, batch)
-        assert update is not None  # a model has layers
-        return self._ops.add_rms_norm(update, residual, self._final_norm, self.config.norm_eps)[0]
+        """(T,) int32 -> the last hidden states (T, hidden), whose keys and values are then in the pool.
+
+        Valid until the next call.
+        """
+        return self._layers(self._embed(tokens), batch)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Rows of hidden states (N, hidden) -> (N, vocab) float32."""
+        """Rows of hidden states (N, hidden) -> (N, vocab) float32, valid until the next call."""
         logits = self._head(hidden).float()
         if self.config.logit_softcap:
             logits = torch.tanh(logits / self.config.logit_softcap) * self.config.logit_softcap
         return logits
+
+    def close(self) -> None:
+        self._ops.close()
+
+
+def _joined(ops: Ops, layers: list[DecoderLayer], final_norm: torch.Tensor, config: LmConfig) -> FusedDecoder:
+    """As one call where the ops offer that, else operation by operation."""
+    fuse = getattr(ops, "fuse", None)
+    fused: FusedDecoder | None = fuse(layers, final_norm, config.norm_eps) if fuse else None
+    return fused or PlainDecoder(ops, layers, final_norm, config)
 
 
 def _tables(rope: Rope, length: int, ops: Ops) -> Tables:
@@ -90,76 +93,29 @@ def _tables(rope: Rope, length: int, ops: Ops) -> Tables:
     return cos.to(ops.device), sin.to(ops.device)
 
 
-class _Layer:
-    """Hidden states travel as a residual stream and the last block's update, added where the next norm reads both."""
+def _layer(checkpoint: Checkpoint, i: int, ops: Ops, attention: Attention, tables: Tables) -> DecoderLayer:
+    config = checkpoint.config
 
-    def __init__(self, checkpoint: Checkpoint, i: int, ops: Ops, attention: Attention, tables: Tables) -> None:
-        config = self._config = checkpoint.config
-        self._ops = ops
-        self._attention = attention
-        self._tables = tables
+    def norm(name: str, present: bool) -> torch.Tensor | None:
+        return checkpoint.norm(name, i).to(ops.device) if present else None
 
-        def norm(name: str, present: bool = True) -> torch.Tensor | None:
-            return checkpoint.norm(name, i).to(ops.device) if present else None
+    def linear(*names: str, bias: bool) -> Linear:
+        weights = [checkpoint.matrix(name, i) for name in names]
+        return ops.linear(weights, [checkpoint.bias(name, i) if bias else None for name in names])
 
-        def linear(*names: str, bias: bool) -> Linear:
-            weights = [checkpoint.matrix(name, i) for name in names]
-            return ops.linear(weights, [checkpoint.bias(name, i) if bias else None for name in names])
-
-        self._attn_norm = checkpoint.norm("attn_norm", i).to(ops.device)
-        self._ffn_norm = checkpoint.norm("ffn_norm", i).to(ops.device)
-        self._post_attn_norm = norm("post_attn_norm", config.sandwich_norms)
-        self._post_ffn_norm = norm("post_ffn_norm", config.sandwich_norms)
-        self._q_norm = norm("q_norm", config.qk_norm)
-        self._k_norm = norm("k_norm", config.qk_norm)
-        self._qkv = linear("q", "k", "v", bias=config.qkv_bias)
-        self._o = linear("o", bias=config.o_bias)
-        self._gate_up = linear("gate", "up", bias=config.mlp_bias)
-        self._down = linear("down", bias=config.mlp_bias)
-
-    def __call__(
-        self, update: torch.Tensor | None, residual: torch.Tensor, batch: AttentionBatch
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        ops, eps = self._ops, self._config.norm_eps
-        if update is None:
-            x = ops.rms_norm(residual, self._attn_norm, eps)
-        else:
-            x, residual = ops.add_rms_norm(update, residual, self._attn_norm, eps)
-        update = self._normed(self._attend(x, batch), self._post_attn_norm)
-        x, residual = ops.add_rms_norm(update, residual, self._ffn_norm, eps)
-        x = ops.gated(self._gate_up(x), self._config.activation)
-        return self._normed(self._down(x), self._post_ffn_norm), residual
-
-    def parts(self) -> DecoderLayer:
-        """This layer for ops that run a whole decoder themselves."""
-        cos, sin = self._tables
-        return DecoderLayer(
-            attn_norm=self._attn_norm,
-            qkv=self._qkv,
-            cos=cos,
-            sin=sin,
-            attention=self._attention,
-            o=self._o,
-            ffn_norm=self._ffn_norm,
-            gate_up=self._gate_up,
-            activation=self._config.activation,
-            down=self._down,
-            q_norm=self._q_norm,
-            k_norm=self._k_norm,
-            post_attn_norm=self._post_attn_norm,
-            post_ffn_norm=self._post_ffn_norm,
-        )
-
-    def _attend(self, x: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
-        config = self._config
-        qkv = self._qkv(x)
-        q, k, v = (
-            part.unflatten(1, (-1, config.head_dim))
-            for part in qkv.split([config.q_size, config.kv_size, config.kv_size], dim=1)
-        )
-        q, k = self._normed(q, self._q_norm), self._normed(k, self._k_norm)
-        self._ops.rotary(q, k, *self._tables, batch.positions)
-        return self._o(self._attention(q, k, v, batch))
-
-    def _normed(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        return x if weight is None else self._ops.rms_norm(x, weight, self._config.norm_eps)
+    return DecoderLayer(
+        attn_norm=checkpoint.norm("attn_norm", i).to(ops.device),
+        qkv=linear("q", "k", "v", bias=config.qkv_bias),
+        cos=tables[0],
+        sin=tables[1],
+        attention=attention,
+        o=linear("o", bias=config.o_bias),
+        ffn_norm=checkpoint.norm("ffn_norm", i).to(ops.device),
+        gate_up=linear("gate", "up", bias=config.mlp_bias),
+        activation=config.activation,
+        down=linear("down", bias=config.mlp_bias),
+        q_norm=norm("q_norm", config.qk_norm),
+        k_norm=norm("k_norm", config.qk_norm),
+        post_attn_norm=norm("post_attn_norm", config.sandwich_norms),
+        post_ffn_norm=norm("post_ffn_norm", config.sandwich_norms),
+    )

@@ -126,6 +126,10 @@ class Ops(Protocol):
         """(T, 2F) -> (T, F): activation(gate) * up. `activation` is "silu", "gelu" or "gelu_tanh"."""
         ...
 
+    def close(self) -> None:
+        """Give threads and memory back. Nothing is called afterwards."""
+        ...
+
     # def fuse(self, layers: list[DecoderLayer], final_norm: torch.Tensor, eps: float) -> FusedDecoder | None
     # may be offered too: None, or no such method, means that the layers are to be run operation by operation.
 

@@ -2,11 +2,14 @@
 
 import logging
 import os
+from collections.abc import Sequence
 
 import torch
 
 from backends.api.errors import Code, ServingError
-from backends.lm.ops import Ops
+from backends.lm.cpu import cpu_ops
+from backends.lm.cpu.features import cpu_features
+from backends.lm.ops import AttentionSpec, Ops
 from backends.lm.options import LmOptions
 from backends.lm.torch_ops import TorchOps
 
@@ -36,8 +39,35 @@ def choose_dtype(options: LmOptions, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
 
 
-def choose_ops(options: LmOptions, device: torch.device) -> Ops:
+def choose_ops(options: LmOptions, device: torch.device, specs: Sequence[AttentionSpec], threads: int) -> Ops:
+    """CPU kernels where the processor and the model's shapes suit them, else torch.
+
+    Raises ServingError(UNSUPPORTED) for an attention backend that was asked for by name and cannot be had.
+    """
+    if device.type == "cpu" and options.attention_backend in ("auto", "numba"):
+        try:
+            return _cpu_ops(options, specs, threads)
+        except ServingError as refused:
+            if refused.code is not Code.UNSUPPORTED or options.attention_backend == "numba":
+                raise
+            log.info("no CPU kernels: %s", refused.message)
     return TorchOps(choose_dtype(options, device), device, deterministic=options.deterministic)
+
+
+def _cpu_ops(options: LmOptions, specs: Sequence[AttentionSpec], threads: int) -> Ops:
+    """`dtype` auto leaves 4- and 8-bit weights as they are; a dtype given by name is computed in.
+
+    CPU kernels are deterministic as they are.
+    """
+    dtype = ("bfloat16" if cpu_features().bf16 else "float32") if options.dtype == "auto" else options.dtype
+    ops = cpu_ops(dtype, threads, quantized=options.dtype == "auto")
+    try:
+        for spec in set(specs):
+            ops.attention(spec, 1, options.block_size)
+    except ServingError:
+        ops.close()
+        raise
+    return ops
 
 
 def set_threads(options: LmOptions) -> int:

@@ -25,12 +25,14 @@ class PagedModel(Protocol):
     vocab_size: int
 
     def forward(self, tokens: np.ndarray, batch: AttentionBatch) -> torch.Tensor:
-        """(T,) int32 -> the last hidden states (T, hidden). Writes the tokens' keys and values."""
+        """(T,) int32 -> the last hidden states (T, hidden), valid until the next call. Writes keys and values."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(N, hidden) -> (N, vocab) float32."""
+        """(N, hidden) -> (N, vocab) float32, valid until the next call; may be overwritten."""
         ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ class LmRunner:
 
     def close(self) -> None:
         """Gives the memory back. A step after it is an error."""
+        if self._model is not None:
+            self._model.close()
         self._model = None
         self._prompts.clear()
 

@@ -72,6 +72,9 @@ class TorchOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return _ACTIVATIONS[activation](gate) * up
 
+    def close(self) -> None:
+        self._table = None
+
     def _dense(self, weight: Weight) -> torch.Tensor:
         return weight.dequantize(self.dtype).to(self.device)
 
