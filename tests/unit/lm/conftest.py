@@ -114,7 +114,7 @@ class Paged:
             num_drafts=np.zeros(len(slices), np.int32),
         )
         with torch.inference_mode():
-            logits = self.model.logits(self.model.forward(batch.tokens, attention_batch(batch, BLOCK)))
+            logits = self.model.logits(self.model.forward(batch.tokens, attention_batch(batch, BLOCK))).clone()
         return dict(zip(slices, logits.split(counts), strict=True))
 
 

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from backends.api.errors import ServingError
 from backends.lm.checkpoint import Checkpoint
 from backends.lm.config_hf import read_hf_config
+from backends.lm.cpu import cpu_ops
 from backends.lm.model import Decoder
+from backends.lm.ops import Ops
 from backends.lm.safetensors import SafetensorsFile
 from backends.lm.torch_ops import TorchOps
 
@@ -58,10 +61,10 @@ ROPES: dict[str, dict[str, Any]] = {
 }
 
 
-def load(folder: Path, max_length: int = 64) -> Decoder:
+def load(folder: Path, max_length: int = 64, ops: Ops | None = None) -> Decoder:
     config = read_hf_config(folder)
     assert config is not None
-    ops = TorchOps(torch.float32, torch.device("cpu"))
+    ops = ops or TorchOps(torch.float32, torch.device("cpu"))
     checkpoint = Checkpoint(config, SafetensorsFile(folder))
     return Decoder(checkpoint, ops, num_blocks=64, block_size=4, max_length=max_length)
 
@@ -84,6 +87,22 @@ def test_logits_are_those_of_transformers_whole_and_in_pieces(
     for s, want in enumerate(expected):
         torch.testing.assert_close(whole[s], want, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(pieces[s], want, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_cpu_kernels_give_the_same_logits_as_one_call(
+    name: str, tiny: Callable, dense_logits: Callable, folder_of: Callable, in_pieces: Callable
+) -> None:
+    family, changes = FAMILIES[name]
+    model = tiny(family, **changes | {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16})
+    try:
+        ops = cpu_ops("float32", 2)
+    except ServingError as refused:  # a processor without what the kernels need
+        pytest.skip(refused.message)
+    pieces = in_pieces(load(folder_of(model), ops=ops), sequences())
+    ops.close()
+    for tokens, got in zip(sequences(), pieces, strict=True):
+        torch.testing.assert_close(got, dense_logits(model, tokens), atol=2e-4, rtol=2e-4)
 
 
 @pytest.mark.parametrize("name", ROPES)

@@ -1,5 +1,7 @@
 """Settings come typed from a config's parameters, and a bad one is named with its range."""
 
+import subprocess
+import sys
 from dataclasses import fields
 
 import pytest
@@ -74,3 +76,9 @@ def test_every_option_is_described() -> None:
     assert LmOptions.__doc__ is not None
     described = {line.split()[0] for line in LmOptions.__doc__.splitlines()[2:] if line.strip()}
     assert described == {field.name for field in fields(LmOptions)}
+
+
+def test_what_the_api_process_reads_needs_no_torch() -> None:
+    modules = "options, location, gguf, config, config_hf, config_gguf, step"
+    code = f"import sys; from backends.lm import {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
