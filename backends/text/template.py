@@ -12,10 +12,10 @@ _ENVIRONMENT = TemplateEnvironment()
 _MAX_SOURCE = 1_000_000
 # Private-use characters: no message has them by accident
 _MARK = "\ue0a7\ue0b3"
-# What a template gets from here and no request may set
-_OWN_VARIABLES = frozenset(
+RESERVED_VARIABLES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
 )
+"""What a template gets from here and no request may set as a variable of its own."""
 
 
 class ChatTemplate:
@@ -45,7 +45,7 @@ class ChatTemplate:
 
         Also names that the template sets on one way only, since on others they are read from outside.
         """
-        return self._template.variables - _OWN_VARIABLES - self._special_tokens.keys()
+        return self._template.variables - RESERVED_VARIABLES - self._special_tokens.keys()
 
     def render(
         self,
@@ -67,7 +67,7 @@ class ChatTemplate:
             )
         if not messages:
             raise _invalid("expected at least one message, got none")
-        if refused := sorted(_OWN_VARIABLES & kwargs.keys()):
+        if refused := sorted(RESERVED_VARIABLES & kwargs.keys()):
             raise _invalid(f"'{refused[0]}' cannot be set here", "chat_template_kwargs")
         template, style = (self._tool_template, self._tool_style) if tools else (self._template, self._style)
         prepared = prepare_messages(messages, style)
