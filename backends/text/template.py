@@ -7,6 +7,7 @@ from backends.api.errors import Code, ServingError
 from backends.text.template_limits import BUDGET, Budget, RenderLimits
 from backends.text.template_messages import Message, SystemRole, TemplateStyle, prepare_messages
 from backends.text.template_sandbox import TemplateEnvironment
+from backends.text.tokenizer import Tokenizer
 
 _ENVIRONMENT = TemplateEnvironment()
 _MAX_SOURCE = 1_000_000
@@ -103,6 +104,18 @@ class ChatTemplate:
             knows_developer="developer" in source,
         )
         return TemplateStyle(style.takes_strings, style.takes_parts, style.knows_developer, chat.system_role(style))
+
+
+def model_template(tokenizer: Tokenizer, source: str | None = None) -> ChatTemplate | None:
+    """The chat template that a model's files hold, or `source` in its place; None for a model that cannot chat.
+
+    Raises ServingError(INVALID) for a template that does not compile.
+    """
+    if source is not None:
+        return ChatTemplate(source, tokenizer.special_tokens)
+    if tokenizer.chat_template is None:
+        return None
+    return ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens, tokenizer.chat_templates.get("tool_use"))
 
 
 class _Probe:
