@@ -7,15 +7,16 @@ from backends.api.errors import Code, ServingError
 from backends.text.template_limits import BUDGET, Budget, RenderLimits
 from backends.text.template_messages import Message, SystemRole, TemplateStyle, prepare_messages
 from backends.text.template_sandbox import TemplateEnvironment
+from backends.text.tokenizer import Tokenizer
 
 _ENVIRONMENT = TemplateEnvironment()
 _MAX_SOURCE = 1_000_000
 # Private-use characters: no message has them by accident
 _MARK = "\ue0a7\ue0b3"
-# What a template gets from here and no request may set
-_OWN_VARIABLES = frozenset(
+RESERVED_VARIABLES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
 )
+"""What a template gets from here and no request may set as a variable of its own."""
 
 
 class ChatTemplate:
@@ -45,7 +46,7 @@ class ChatTemplate:
 
         Also names that the template sets on one way only, since on others they are read from outside.
         """
-        return self._template.variables - _OWN_VARIABLES - self._special_tokens.keys()
+        return self._template.variables - RESERVED_VARIABLES - self._special_tokens.keys()
 
     def render(
         self,
@@ -67,7 +68,7 @@ class ChatTemplate:
             )
         if not messages:
             raise _invalid("expected at least one message, got none")
-        if refused := sorted(_OWN_VARIABLES & kwargs.keys()):
+        if refused := sorted(RESERVED_VARIABLES & kwargs.keys()):
             raise _invalid(f"'{refused[0]}' cannot be set here", "chat_template_kwargs")
         template, style = (self._tool_template, self._tool_style) if tools else (self._template, self._style)
         prepared = prepare_messages(messages, style)
@@ -103,6 +104,18 @@ class ChatTemplate:
             knows_developer="developer" in source,
         )
         return TemplateStyle(style.takes_strings, style.takes_parts, style.knows_developer, chat.system_role(style))
+
+
+def model_template(tokenizer: Tokenizer, source: str | None = None) -> ChatTemplate | None:
+    """The chat template that a model's files hold, or `source` in its place; None for a model that cannot chat.
+
+    Raises ServingError(INVALID) for a template that does not compile.
+    """
+    if source is not None:
+        return ChatTemplate(source, tokenizer.special_tokens)
+    if tokenizer.chat_template is None:
+        return None
+    return ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens, tokenizer.chat_templates.get("tool_use"))
 
 
 class _Probe:

@@ -40,7 +40,9 @@ class Tokenizer:
             ids = self._encode(text)
         except (UnicodeEncodeError, TypeError) as error:
             raise ServingError(Code.INVALID, f"text: expected valid Unicode, got a lone surrogate ({error})") from error
-        return [*self._prefix, *ids] if add_special_tokens else ids
+        # a text that begins with its beginning token, as rendered chats do, gets no second one
+        has_prefix = ids[: len(self._prefix)] == self._prefix
+        return [*self._prefix, *ids] if add_special_tokens and not has_prefix else ids
 
     def check_length(self, text: str, max_tokens: int, param: str | None = None) -> None:
         """Refuse, without running the tokenizer, a text that cannot fit in `max_tokens` whatever its tokens are.

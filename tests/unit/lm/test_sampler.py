@@ -76,7 +76,7 @@ CUTS = {
 GRID = (np.arange(200) + 0.5) / 200
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(row=ROWS, cuts=st.fixed_dictionaries(CUTS))
 def test_a_row_is_drawn_from_exactly_the_distribution_that_its_settings_leave(
     row: np.ndarray, cuts: dict[str, Any]
@@ -93,7 +93,7 @@ def test_a_row_is_drawn_from_exactly_the_distribution_that_its_settings_leave(
     assert not counts[want == 0.0].any()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 1000), cuts=st.fixed_dictionaries(CUTS), look=st.sampled_from([5, 1024]))
 def test_a_batch_on_a_device_draws_from_the_same_distribution(seed: int, cuts: dict[str, Any], look: int) -> None:
     row = logits_of(seed, scale=2.0)
@@ -197,6 +197,7 @@ def test_any_integer_is_a_seed() -> None:
 # Greedy
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 500))
 def test_greedy_is_the_argmax(seed: int) -> None:
     logits = logits_of(seed, lines=4)
@@ -211,6 +212,35 @@ def test_cuts_that_leave_one_token_are_greedy_at_any_temperature(kind: dict[str,
     logits[0, [9, 40]] = 2.0  # equal best tokens: the first of them
     sampler = sampler_with({0: (params(temperature=2.0, **kind), 5)})
     assert {one(sampler, logits, position=position) for position in range(50)} == {9}
+
+
+def test_the_form_for_devices_takes_each_lines_own_settings() -> None:
+    kinds = [{"temperature": 0.0}, {"top_k": 1}, {}, {"top_k": 3}, {"top_p": 0.5, "temperature": 0.4}, {"min_p": 0.3}]
+    sampler = sampler_with({row + 2: (params(**kind), 7 * row) for row, kind in enumerate(kinds)})
+    logits, rows = logits_of(21, lines=len(kinds)), np.arange(len(kinds)) + 2
+    for number in GRID[::10]:
+        numbers = np.full(len(kinds), number)
+        tokens = sampler._draw_batch(logits.clone(), rows, numbers)
+        assert tokens[:2] == logits[:2].argmax(-1).tolist()
+        for line, kind in enumerate(kinds[2:], start=2):
+            how = params(**kind)
+            want, _ = reference_distribution(logits[line].numpy(), how.temperature, how.top_k, how.top_p, how.min_p)
+            assert want[tokens[line]] > 0.0
+
+
+@pytest.mark.gpu
+def test_a_cuda_device_takes_edits_masks_and_log_probabilities_like_the_cpu() -> None:
+    kinds = [
+        {"temperature": 0.0, "logprobs": 3},
+        {"temperature": 0.0, "repetition_penalty": 2.0, "logit_bias": {4: 2.5}, "logprobs": 1},
+        {"top_k": 1, "bad_words": ((5,),)},
+        {"allowed_token_ids": (9,)},
+    ]
+    logits, rows, positions = logits_of(31, lines=len(kinds)), np.arange(len(kinds)), np.full(len(kinds), 3)
+    sampler = sampler_with({row: (params(**kind), row) for row, kind in enumerate(kinds)})
+    here = sampler.sample(logits.clone(), rows, positions)
+    there = sampler.sample(logits.to("cuda"), rows, positions)
+    assert there == here
 
 
 # Edits
@@ -332,6 +362,7 @@ def test_a_row_without_a_token_to_draw_says_so_and_its_neighbours_do_not_notice(
 # Log-probabilities
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 200), count=st.sampled_from([0, 1, 5, 20, -1, 10**6]))
 def test_logprobs_are_those_of_the_raw_distribution(seed: int, count: int) -> None:
     logits = logits_of(seed)

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from backends.api.errors import Code, ServingError
-from backends.text.template import ChatTemplate
+from backends.text.template import ChatTemplate, model_template
 from backends.text.template_limits import RenderLimits
 from backends.text.tokenizer import Tokenizer
 
@@ -35,6 +35,17 @@ def test_the_example_models_prompt_is_the_one_it_was_trained_on(smollm2: Tokeniz
         "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     )
     assert len(smollm2.encode(text)) == 31
+
+
+def test_a_models_template_comes_from_its_files_unless_another_is_given(
+    smollm2: Tokenizer, byte_level: Tokenizer
+) -> None:
+    own, other = model_template(smollm2), model_template(smollm2, "{{ eos_token }}")
+    assert own is not None
+    assert own.render([user("hi")]).endswith("<|im_start|>assistant\n")
+    assert other is not None
+    assert other.render([user("hi")]) == "<|im_end|>"
+    assert model_template(byte_level) is None
 
 
 # Content

@@ -1,4 +1,6 @@
+import io
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -7,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,6 +102,12 @@ def test_a_beginning_token_is_added_once_and_an_end_token_never(hf_folder: Path)
     assert tokenizer.encode("a", add_special_tokens=True) == [258, *tokenizer.encode("a")]
 
 
+def test_a_text_that_begins_with_the_beginning_token_gets_no_second_one(sentence_piece: Tokenizer) -> None:
+    once = sentence_piece.encode("<s>hi", add_special_tokens=True)
+    assert once.count(sentence_piece.bos_id or 0) == 1
+    assert once[0] == sentence_piece.bos_id
+
+
 @pytest.mark.parametrize(("flag", "prefix"), [(True, [258]), (False, [])])
 def test_the_configuration_decides_on_the_beginning_token(hf_folder: Path, flag: bool, prefix: list[int]) -> None:
     path = hf_folder / "tokenizer_config.json"
@@ -166,6 +175,39 @@ def test_a_sentence_piece_file_merges_by_score_and_begins_with_bos(write_gguf: W
     assert tokenizer.encode("hi</s>")[-1] == 2
     plain = load_tokenizer(write_gguf({**SPM, "tokenizer.ggml.add_space_prefix": False}))
     assert plain.encode("hi") == [SPM_TOKENS.index("hi")]
+
+
+def test_a_sentence_piece_file_gives_the_tokens_of_sentencepiece_itself() -> None:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(f"hello world, this is text {number} about nothing" for number in range(200)),
+        model_writer=model,
+        vocab_size=330,
+        model_type="bpe",
+        byte_fallback=True,
+        remove_extra_whitespaces=False,
+        normalization_rule_name="identity",
+        minloglevel=2,
+    )
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    ids = range(theirs.vocab_size())
+    kinds = {0: 2, 1: 3, 2: 3} | {index: 6 for index in ids if theirs.is_byte(index)}
+    ours = Tokenizer(
+        tokenizer_from_gguf(
+            {
+                "tokenizer.ggml.model": "llama",
+                "tokenizer.ggml.tokens": [theirs.id_to_piece(index) for index in ids],
+                "tokenizer.ggml.scores": [theirs.get_score(index) for index in ids],
+                "tokenizer.ggml.token_type": [kinds.get(index, 1) for index in ids],
+                "tokenizer.ggml.unknown_token_id": 0,
+            }
+        ),
+        TokenizerSettings(),
+    )
+    rng = random.Random(0)
+    for _ in range(500):
+        text = "".join(rng.choice("helo wrdtisamxbu  0129é😀\n") for _ in range(rng.randrange(30)))
+        assert ours.encode(text) == theirs.encode(text), text
 
 
 @pytest.mark.parametrize(
