@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.lm.cpu import cpu_ops
-from backends.lm.cpu.x86_ops import CpuOps
 from backends.lm.cpu.features import cpu_features
 from backends.lm.cpu.packing import format_for
+from backends.lm.cpu.x86_ops import CpuOps
 from backends.lm.weights import Weight
 
 pytestmark = pytest.mark.skipif(not cpu_features().vnni, reason="kernels for AVX-512 with VNNI")

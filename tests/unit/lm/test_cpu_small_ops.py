@@ -8,8 +8,8 @@ import torch
 
 from backends.api.errors import Code, ServingError
 from backends.lm.cpu import cpu_ops
-from backends.lm.cpu.x86_ops import CpuOps
 from backends.lm.cpu.features import cpu_features
+from backends.lm.cpu.x86_ops import CpuOps
 from backends.lm.torch_ops import TorchOps
 from backends.lm.weights import Weight
 
