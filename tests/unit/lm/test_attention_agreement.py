@@ -1,5 +1,6 @@
 """All attention kernels that run here agree with the dense reference on random ragged batches."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,15 @@ from backends.lm.ops import Attention, AttentionBatch, AttentionSpec
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 needs_avx512 = pytest.mark.skipif(not cpu_features().avx512, reason="kernels for AVX-512")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_torch_thread() -> Iterator[None]:
+    """The reference makes many tiny torch calls, which a second thread only slows down."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @dataclass
