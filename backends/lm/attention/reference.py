@@ -1,5 +1,6 @@
 """Dense attention in float32, one sequence and one token at a time: what the other kernels are held to."""
 
+import numpy as np
 import torch
 
 from backends.lm.ops import AttentionBatch, AttentionSpec
@@ -25,14 +26,12 @@ class ReferenceAttention:
                 out[token] = self._attend(q[token].float(), batch.block_table[s], position)
         return out.flatten(1).to(q.dtype)
 
-    def _attend(self, q: torch.Tensor, table: "torch.Tensor", position: int) -> torch.Tensor:
+    def _attend(self, q: torch.Tensor, table: np.ndarray, position: int) -> torch.Tensor:
         """(heads, D) for the token at `position`."""
         spec = self._spec
         first = max(0, position + 1 - spec.window) if spec.window else 0
-        slots = [
-            int(table[p // self._block_size]) * self._block_size + p % self._block_size
-            for p in range(first, position + 1)
-        ]
+        seen = np.arange(first, position + 1)
+        slots = table[seen // self._block_size].astype(np.int64) * self._block_size + seen % self._block_size
         shared = spec.num_heads // spec.num_kv_heads
         keys = self._keys[slots].repeat_interleave(shared, dim=1)
         values = self._values[slots].repeat_interleave(shared, dim=1)

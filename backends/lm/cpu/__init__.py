@@ -6,7 +6,7 @@
     packing    weights as they read them, and which kernel a weight gets
     team       the threads, and tapes of tasks they run
     linear, norms, rotary, gates                        tasks
-    cpu_ops    `Ops` made of these                      fused     a whole decoder as one tape
+    x86_ops    `Ops` made of these                      fused     a whole decoder as one tape
 
 Everything is batch invariant: a token's result is the same bit for bit alone, batched, chunked or recomputed.
 Run so far on AMD Zen 4 only (AVX-512 with VNNI and BF16). Importing a module of kernels compiles them (or takes
@@ -21,7 +21,7 @@ from backends.lm.cpu.cache import use_kernel_cache
 from backends.lm.cpu.features import cpu_features
 
 if TYPE_CHECKING:
-    from backends.lm.cpu.cpu_ops import CpuOps
+    from backends.lm.cpu.x86_ops import CpuOps
 
 
 def cpu_ops(dtype: str, num_threads: int, *, quantized: bool = True, cache_folder: Path | None = None) -> "CpuOps":
@@ -41,6 +41,6 @@ def cpu_ops(dtype: str, num_threads: int, *, quantized: bool = True, cache_folde
             Code.UNSUPPORTED, f"CPU kernels compute in float32 or bfloat16, not in {dtype}", param="dtype"
         )
     use_kernel_cache(cache_folder)
-    from backends.lm.cpu.cpu_ops import CpuOps  # compiles
+    from backends.lm.cpu.x86_ops import CpuOps  # compiles
 
     return CpuOps(dtype, num_threads, quantized)

@@ -174,6 +174,11 @@ class Team:
         """Return when all tasks of `tape` are done, in order. Releases the GIL."""
         self._lead(self._address, tape.address, tape.length)
 
+    @property
+    def num_asleep(self) -> int:
+        """Helpers that have given up waiting for work, as of just now."""
+        return int(self._memory[_SLEEPERS // 8])
+
     def close(self) -> None:
         """End the helpers; what runs afterwards runs on the caller's thread alone."""
         self._memory[_NUM_THREADS // 8] = 1

@@ -114,6 +114,7 @@ class Paged:
             num_drafts=np.zeros(len(slices), np.int32),
         )
         with torch.inference_mode():
+            # a result may be overwritten by the next call
             logits = self.model.logits(self.model.forward(batch.tokens, attention_batch(batch, BLOCK))).clone()
         return dict(zip(slices, logits.split(counts), strict=True))
 
