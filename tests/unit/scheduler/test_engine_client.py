@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import uvloop
 
 from backends.api.errors import Code, ServingError
 from backends.api.request import FinishReason, GenerateRequest, SamplingParams
@@ -97,7 +98,12 @@ async def test_requests_are_answered_together_and_times_are_told():
         assert client.seconds_without_step == 0.0
 
 
-async def test_a_killed_child_fails_its_streams_with_a_reason_and_the_engine_comes_back():
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_killed_child_fails_its_streams_and_the_engine_comes_back(run):
+    run(killed_under_eight_streams())
+
+
+async def killed_under_eight_streams() -> None:
     observer = Recorder()
     async with running(observer=observer) as client:
         asked = [request([number, 2, 3], max_tokens=3900) for number in range(8)]
@@ -189,6 +195,20 @@ async def test_close_ends_open_streams_and_the_process():
     assert caught.value.code is Code.UNAVAILABLE
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 20])
+async def test_close_while_it_starts_leaves_nothing_running(turns):
+    client = EngineClient(spec())
+    start = asyncio.create_task(client.start())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await client.close()
+    with pytest.raises(ServingError) as caught:
+        await start
+    assert caught.value.code is Code.UNAVAILABLE
+    assert client.pid is None
+    assert not [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
 
 
 def hang(folder, parameters, model_name, progress):
