@@ -41,7 +41,7 @@ class RestartPolicy:
 
     def delay(self, num_short_lives: int) -> float:
         """Before the next start, after so many short lives in a row."""
-        return min(self.first * 2.0 ** max(num_short_lives - 1, 0), self.longest)
+        return min(self.first * 2.0 ** min(max(num_short_lives - 1, 0), 32), self.longest)
 
 
 class EngineClient:
