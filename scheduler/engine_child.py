@@ -3,9 +3,11 @@
 import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import cast
 
 import msgspec
@@ -63,8 +65,10 @@ class EngineChild(asyncio.Protocol):
             self._transport.write(encode(commands))
 
     def kill(self) -> None:
+        # not `self._process.kill()`: that may reap the process before asyncio's watcher does, and lose its status
         if self._process.returncode is None:
-            self._process.kill()
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
 
     async def close(self) -> None:
         """Ask it to end, and see to it that it does."""

@@ -41,7 +41,7 @@ class RestartPolicy:
 
     def delay(self, num_short_lives: int) -> float:
         """Before the next start, after so many short lives in a row."""
-        return min(self.first * 2.0 ** max(num_short_lives - 1, 0), self.longest)
+        return min(self.first * 2.0 ** min(max(num_short_lives - 1, 0), 32), self.longest)
 
 
 class EngineClient:
@@ -115,6 +115,7 @@ class EngineClient:
         await drained.wait()
 
     async def close(self) -> None:
+        """Also while it is starting: `start` then raises."""
         was_ready = self.state is EngineState.READY
         self._set_state(EngineState.CLOSED, "it is being unloaded")
         self._open.fail_all(ServingError(Code.UNAVAILABLE, "the model is being unloaded"))
@@ -183,6 +184,8 @@ class EngineClient:
         launched = self._launched = self._loop.create_future()
         child = self._child = await EngineChild.spawn(self.spec, self._on_frame)
         child.ended.add_done_callback(self._on_ended)
+        if self.state is EngineState.CLOSED:  # while the process was being made
+            self._settle(ServingError(Code.UNAVAILABLE, self._reason))
         try:
             self.limits = await launched
         except BaseException:

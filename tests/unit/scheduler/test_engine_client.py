@@ -7,8 +7,10 @@ import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
+import uvloop
 
 from backends.api.errors import Code, ServingError
 from backends.api.request import FinishReason, GenerateRequest, SamplingParams
@@ -17,7 +19,7 @@ from scheduler.engine_observer import EngineObserver
 from scheduler.engine_options import EngineOptions
 from scheduler.engine_spec import EngineSpec
 from scheduler.frames import StepFrame
-from tests.fakes.token_runner import reference_tokens
+from tests.fakes.token_runner import make_runner, reference_tokens
 
 SIZES = {"num_blocks": "4096", "block_size": "4", "max_model_len": "4000", "vocab_size": "97"}
 QUICK = RestartPolicy(first=0.001, longest=0.01)
@@ -57,10 +59,12 @@ class Recorder(EngineObserver):
 
     def __init__(self) -> None:
         self.frames, self.counts, self.ends, self.states, self.told = [], [], [], [], []
+        self.reasons = []
         self.is_back = asyncio.Event()
 
     def state(self, state: str, reason: str) -> None:
         self.states.append(state)
+        self.reasons.append(reason)
         if self.states[-2:] == ["restarting", "ready"]:
             self.is_back.set()
 
@@ -97,7 +101,12 @@ async def test_requests_are_answered_together_and_times_are_told():
         assert client.seconds_without_step == 0.0
 
 
-async def test_a_killed_child_fails_its_streams_with_a_reason_and_the_engine_comes_back():
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_killed_child_fails_its_streams_and_the_engine_comes_back(run):
+    run(killed_under_eight_streams())
+
+
+async def killed_under_eight_streams() -> None:
     observer = Recorder()
     async with running(observer=observer) as client:
         asked = [request([number, 2, 3], max_tokens=3900) for number in range(8)]
@@ -137,6 +146,38 @@ async def test_a_cancelled_stream_gives_its_blocks_back_and_is_counted():
         assert await collect(short) == expected(short)
         assert client.load.num_free_blocks == 4096
         assert client.load.num_running == 0
+
+
+def on_third_try(folder, parameters, model_name, progress):
+    """Loads, then fails, then loads, as the lines of a file count."""
+    with Path(parameters["lives"]).open("a+") as lives:
+        lives.write("one\n")
+        lives.seek(0)
+        if len(lives.readlines()) == 2:
+            raise ServingError(Code.UNAVAILABLE, "the disk is away")
+    return make_runner(folder, parameters, model_name, progress)
+
+
+async def test_a_restart_that_fails_is_tried_again(tmp_path):
+    observer = Recorder()
+    fickle = msgspec.structs.replace(
+        spec("tests.unit.scheduler.test_engine_client:on_third_try"), parameters=SIZES | {"lives": str(tmp_path / "n")}
+    )
+    async with running(fickle, observer=observer) as client:
+        os.kill(client.pid, signal.SIGKILL)
+        while observer.states[1:] != ["restarting", "restarting", "ready"]:
+            observer.is_back.clear()
+            await observer.is_back.wait()
+        assert observer.reasons[2] == "the disk is away"
+        asked = request([1, 2])
+        client.generate(asked)
+        assert await collect(asked) == expected(asked)
+
+
+def test_restarts_wait_longer_and_longer_up_to_a_limit():
+    policy = RestartPolicy(first=0.5, longest=4.0)
+    assert [policy.delay(lives) for lives in range(1, 7)] == [0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
+    assert policy.delay(10_000) == 4.0
 
 
 async def test_before_it_is_ready_a_request_is_refused():
@@ -191,9 +232,21 @@ async def test_close_ends_open_streams_and_the_process():
         os.kill(pid, 0)
 
 
-def hang(folder, parameters, model_name, progress):
-    from tests.fakes.token_runner import make_runner
+@pytest.mark.parametrize("turns", [1, 3])
+async def test_close_while_it_starts_leaves_nothing_running(turns):
+    client = EngineClient(spec())
+    start = asyncio.create_task(client.start())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await client.close()
+    with pytest.raises(ServingError) as caught:
+        await start
+    assert caught.value.code is Code.UNAVAILABLE
+    assert client.pid is None
+    assert not [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
 
+
+def hang(folder, parameters, model_name, progress):
     runner = make_runner(folder, parameters, model_name, progress)
     runner._on_step = lambda batch: len(batch.rows) > 1 and signal.pause()
     return runner

