@@ -35,6 +35,7 @@ class IdentityInstance:
 
 class IdentityBackend:
     num_gpus = 0
+    is_steady = True
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config

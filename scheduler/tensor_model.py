@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -21,6 +22,7 @@ from scheduler.dynamic import STOPPING, BatchScheduler, Seat
 from scheduler.instances import InstanceThread
 from scheduler.merge import BatchLayout
 from scheduler.ordering import OrderedDelivery
+from scheduler.quickness import Quickness
 from scheduler.rate_limit import Claim
 from scheduler.response_cache import ResponseCache, key_of, num_input_bytes
 
@@ -32,7 +34,8 @@ class TensorModel:
     """A `LiveModel` over a tensor backend.
 
     Every request that `infer` takes is ended once: by its outputs, an error, or its reader's cancel, and is counted
-    once in `statistics`. Nothing runs on the caller's thread, so a slow model delays nobody else.
+    once in `statistics`. A slow model delays nobody else: requests run on the instances' threads. Only a model measured
+    to be quicker than the way to a thread and back may run a lone request where it was asked (`express`).
     """
 
     def __init__(
@@ -56,6 +59,9 @@ class TensorModel:
         self._threads: list[InstanceThread] = []
         self._claims: list[Claim] = []
         self._drained = threading.Event()
+        self._express: TensorInstance | None = None
+        self._express_lock = threading.Lock()  # held while `express` runs, and for ever once it is closed
+        self._quickness: defaultdict[int, Quickness] = defaultdict(Quickness)  # by rows
         self._closing: asyncio.Future[None] | None = None
 
     @property
@@ -92,7 +98,8 @@ class TensorModel:
             )
         waiting = self._wait(request, rows, now)
         if self._cache is None:
-            self._submit(waiting)
+            if not self._express_one(waiting):
+                self._submit(waiting)
         elif self._cache.may_block or num_input_bytes(request) > _LARGE:
             self._readers.submit(self._look_up_aside, waiting, self._cache)
         else:
@@ -104,8 +111,23 @@ class TensorModel:
             self._closing = asyncio.ensure_future(asyncio.to_thread(self._shut))
         await asyncio.shield(self._closing)
 
-    def start(self, threads: Sequence[InstanceThread], claims: Sequence[Claim] = ()) -> None:
-        """Serve on `threads`, whose instances are ready; the model owns them and `claims` from here on."""
+    @property
+    def can_express(self) -> bool:
+        """Whether this model may ever run a request on its caller's thread."""
+        steady = self._backend.is_steady and self._layout.is_uniform
+        return steady and self._order is None and self._cache is None
+
+    def start(
+        self,
+        threads: Sequence[InstanceThread],
+        claims: Sequence[Claim] = (),
+        express: TensorInstance | None = None,
+    ) -> None:
+        """Serve on `threads`, whose instances are ready; the model owns them, `claims` and `express` from here on.
+
+        `express` is an instance more, for lone requests of a quick model.
+        """
+        self._express = express
         self._threads = list(threads)
         self._claims = list(claims)
         for thread in threads:
@@ -168,6 +190,19 @@ class TensorModel:
             _LOG.exception("model '%s': the response cache failed", self._config.name)
             self._fail(waiting, ServingError(Code.INTERNAL, f"the response cache failed: {error}"), Failure.OTHER)
 
+    def _express_one(self, waiting: Waiting) -> bool:
+        """Run a lone request here and now if that is surely quicker; False if it has to queue."""
+        express = self._express
+        if express is None or not self._quickness[waiting.rows].is_quick or not self._scheduler.is_idle:
+            return False
+        if min(waiting.timeout, waiting.deadline) <= waiting.queued or not self._express_lock.acquire(blocking=False):
+            return False
+        try:
+            self._run([waiting], express, trusted=True)
+        finally:
+            self._express_lock.release()
+        return True
+
     # The ways out: each request takes one of them, once
 
     def _cancel(self, waiting: Waiting) -> None:
@@ -206,12 +241,12 @@ class TensorModel:
                 self._run(batch, instance)
         return True
 
-    def _run(self, batch: list[Waiting], instance: TensorInstance) -> None:
+    def _run(self, batch: list[Waiting], instance: TensorInstance, *, trusted: bool = False) -> None:
         live = self._without_cancelled(batch)
         if not live:
             return
         try:
-            answers = self._execute([waiting.request for waiting in live], instance)
+            answers = self._execute([waiting.request for waiting in live], instance, trusted)
         except ServingError as error:
             self._fail_all(live, error)
         except BaseException as error:  # whatever a model raises, SystemExit too, ends its batch and not this thread
@@ -221,7 +256,7 @@ class TensorModel:
         else:
             self._answer_all(live, answers)
 
-    def _execute(self, requests: list[InferenceRequest], instance: TensorInstance) -> list[list[Tensor]]:
+    def _execute(self, requests: list[InferenceRequest], instance: TensorInstance, trusted: bool) -> list[list[Tensor]]:
         start = time.monotonic()
         parts = self._layout.parts_of(requests)
         inputs = self._layout.merge(requests)
@@ -236,6 +271,8 @@ class TensorModel:
             times.compute_input_end = merged
             times.compute_output_start = executed
             times.compute_end = end
+        if self._express is not None:
+            self._quickness[parts[-1].stop].note(executed - merged, trusted=trusted)
         self.statistics.executed(parts[-1].stop, requests[0].times)
         return answers
 
@@ -286,6 +323,9 @@ class TensorModel:
         for thread in self._threads:
             thread.join()
         self._scheduler.closed()
+        if self._express is not None:
+            self._express_lock.acquire()
+            self._express.close()
         for claim in self._claims:
             claim.drop()
         self._backend.close()
