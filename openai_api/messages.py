@@ -8,6 +8,7 @@ from openai_api.options import OpenAIOptions
 Message = dict[str, object]
 
 _MAX_PARTS = 4096
+_TEXT_KINDS = ("text", "input_text", "output_text")
 _PART_KINDS = ("audio", "file", "image_url", "input_audio", "input_image", "refusal", "video_url")
 
 
@@ -57,7 +58,7 @@ def _part(value: object, param: str) -> Message:
     if not isinstance(value, dict):
         raise wrong_type(param, "an object", value)
     kind = value.get("type", "text" if "text" in value else None)
-    if kind == "text":
+    if kind in _TEXT_KINDS:
         return {"type": "text", "text": read_string(value.get("text"), f"{param}.text")}
     if kind in _PART_KINDS:
         raise unsupported(param, f"'{param}': parts of type {kind} are not supported, only text", "unsupported_value")

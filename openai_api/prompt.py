@@ -30,12 +30,14 @@ def prepare_chat(model: TextModel, request: ChatRequest, strict: bool) -> list[P
     """The one prompt of a chat. Raises ServingError, where it can with the path of the message at fault."""
     if model.template is None:
         raise unsupported("model", f"the model '{request.options.model}' has no chat template", "unsupported_endpoint")
+    _check_roles(request.messages, model)
+    known = model.template.variables
     text = model.template.render(
         request.messages,
         documents=request.documents,
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
-        **request.template_arguments,
+        **{name: value for name, value in request.template_arguments.items() if name in known},
     )
     tokens = _encode(model, text, request.options, "messages")
     limit = token_limit(request.options.max_tokens, len(tokens), model.max_model_len, strict, "messages")
@@ -47,6 +49,20 @@ def prepare_completion(model: TextModel, request: CompletionRequest, strict: boo
         _completion(model, request.options, prompt, path, strict)
         for prompt, path in zip(request.prompts, request.paths, strict=True)
     ]
+
+
+def _check_roles(messages: list[Message], model: TextModel) -> None:
+    """Refuse a role of which neither OpenAI nor the model's template has heard: it would be rendered as if it meant
+    something."""
+    for place, message in enumerate(messages):
+        role = str(message["role"])
+        if (
+            role not in _ROLES
+            and f"'{role}'" not in (source := model.tokenizer.chat_template or "")
+            and f'"{role}"' not in source
+        ):
+            param = f"messages[{place}].role"
+            raise invalid("invalid_value", param, f"'{param}': expected one of {', '.join(sorted(_ROLES))}")
 
 
 def _completion(

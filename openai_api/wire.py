@@ -17,11 +17,15 @@ Prompt = str | list[int]
 DEFAULT_COMPLETION_TOKENS = 16
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _MAX_DOCUMENTS = 1024
+# what templates get from here, and what would replace the template itself
+_NOT_FOR_TEMPLATES = frozenset(
+    {"add_generation_prompt", "chat_template", "continue_final_message", "documents", "messages", "tokenize", "tools"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """`template_arguments` are further variables for the chat template."""
+    """`template_arguments` are further variables for the chat template, which takes those it knows."""
 
     options: GenerationOptions
     messages: list[Message]
@@ -110,10 +114,9 @@ def _template_arguments(fields: Fields) -> dict[str, object]:
         return arguments
     if not isinstance(given, dict):
         raise wrong_type("chat_template_kwargs", "an object", given)
-    for name in ("chat_template", "tokenize"):
-        if name in given:
-            param = f"chat_template_kwargs.{name}"
-            raise unsupported(param, f"'{param}' is not allowed")
+    for name in sorted(_NOT_FOR_TEMPLATES & given.keys()):
+        param = f"chat_template_kwargs.{name}"
+        raise unsupported(param, f"'{param}' is not allowed")
     return arguments | given
 
 

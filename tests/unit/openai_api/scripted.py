@@ -19,6 +19,7 @@ from backends.text.tokenizer import Tokenizer, TokenizerSettings
 WORDS = (" hello", " stop", " world", "STOP", "ab", "abc")
 SPECIAL = ("<|im_start|>", "<|im_end|>")
 CHATML = (
+    "{% if persona %}{{ persona }}{% endif %}{# 'critic' is a role of this model #}"
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )

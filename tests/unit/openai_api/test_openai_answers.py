@@ -411,6 +411,20 @@ async def test_a_final_message_is_continued_and_echoed():
     assert answer["choices"][0]["message"]["content"] == text_of(chunks) == "The sky"
 
 
+@pytest.mark.parametrize("role", ["system", "developer", "tool", "critic"])
+async def test_a_role_that_openai_or_the_template_knows_is_taken(role):
+    async with client_of(ScriptedModel(says("x"))) as client:
+        response = await client.post(CHAT, {"messages": [{"role": role, "content": "a"}, *USER]})
+    assert response.status_code == 200
+
+
+async def test_the_template_gets_the_variables_it_knows():
+    model = ScriptedModel(says("x"))
+    async with client_of(model) as client:
+        await client.chat(chat_template_kwargs={"persona": "pirate", "unknown": 1})
+    assert "pirate" in TOKENIZER.decode_window(model.requests[0].prompt, False)
+
+
 async def test_a_long_prompt_is_prepared_off_the_loop():
     model = ScriptedModel(says("x"), max_model_len=20_000)
     async with client_of(model) as client:
@@ -427,6 +441,7 @@ async def test_a_long_prompt_is_prepared_off_the_loop():
         (CHAT, {"messages": USER, "model": "nope"}, 404, "model_not_found", "model"),
         (CHAT, {"messages": USER, "model": "chat:9"}, 404, "model_not_found", "model"),
         (CHAT, {"messages": [{"role": "user", "content": "x" * 5000}]}, 400, "context_length_exceeded", "messages"),
+        (CHAT, {"messages": [{"role": "nobody", "content": "x"}]}, 400, "invalid_value", "messages[0].role"),
         (COMPLETIONS, {"prompt": "x" * 5000}, 400, "context_length_exceeded", "prompt"),
         (COMPLETIONS, {"prompt": ["a", "x" * 5000]}, 400, "context_length_exceeded", "prompt[1]"),
         (COMPLETIONS, {"prompt": [10**7]}, 400, "invalid_value", "prompt"),
