@@ -77,6 +77,10 @@ class EngineClient:
         self._supervisor = asyncio.create_task(self._supervise(), name=f"engine of {self.spec.model_name}")
 
     @property
+    def is_ready(self) -> bool:
+        return self.state is EngineState.READY
+
+    @property
     def load(self) -> EngineLoad:
         return self._open.load
 
@@ -91,7 +95,7 @@ class EngineClient:
         return self._loop.time() - self._last_progress if len(self._open) else 0.0
 
     def generate(self, request: GenerateRequest) -> None:
-        if self.state is not EngineState.READY or self.limits is None:
+        if not self.is_ready or self.limits is None:
             raise ServingError(
                 Code.UNAVAILABLE, f"model '{self.spec.model_name}' is not ready: {self._reason}", retry_after=1.0
             )

@@ -36,6 +36,11 @@ class LanguageModel:
         self.max_model_len = max_model_len
         self._closing = False
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request would be taken now: False while its engine restarts."""
+        return self.engine.is_ready and not self._closing
+
     def generate(self, request: GenerateRequest) -> None:
         """Take a request; its tokens come on its stream. Raises ServingError if refused at once."""
         if self._closing:

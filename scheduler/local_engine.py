@@ -34,6 +34,10 @@ class LocalEngine:
         self._thread.start()
 
     @property
+    def is_ready(self) -> bool:
+        return self._end is None
+
+    @property
     def load(self) -> EngineLoad:
         return self._open.load
 

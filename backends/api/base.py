@@ -85,6 +85,11 @@ class TokenEngine(Protocol):
         ...
 
     @property
+    def is_ready(self) -> bool:
+        """Whether a request would be taken now, the queue aside: False while (re)starting and once closed."""
+        ...
+
+    @property
     def load(self) -> EngineLoad: ...
 
     async def drain(self) -> None:

@@ -120,10 +120,12 @@ async def killed_under_eight_streams() -> None:
             with pytest.raises(ServingError, match=r"engine process ended \(signal 9\)") as caught:
                 await collect(each)
             assert caught.value.code is Code.UNAVAILABLE
+        assert not client.is_ready
         with pytest.raises(ServingError) as refused:
             client.generate(request([1]))
         assert refused.value.code is Code.UNAVAILABLE
         await observer.is_back.wait()
+        assert client.is_ready
         again = request([1, 2, 3])
         client.generate(again)
         assert await collect(again) == expected(again)

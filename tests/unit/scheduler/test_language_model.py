@@ -50,8 +50,10 @@ async def test_close_answers_what_was_taken_and_refuses_what_comes():
     served = model(runner)
     asked = request()
     served.generate(asked)
+    assert served.is_ready
     closing = asyncio.create_task(served.close())
     await asyncio.sleep(0)
+    assert not served.is_ready
     with pytest.raises(ServingError) as refused:
         served.generate(request())
     assert refused.value.code is Code.UNAVAILABLE
