@@ -90,8 +90,7 @@ def _unavailable(error: ServingError, model_id: str) -> ServingError:
     if error.code is Code.NOT_FOUND:
         message = f"The model '{model_id[:200]}' does not exist or is not served here."
         return ServingError(Code.NOT_FOUND, message, param="model", reason="model_not_found")
-    if error.code is Code.UNAVAILABLE and error.reason is None:
-        return ServingError(
-            error.code, error.message, param="model", reason="model_not_ready", retry_after=error.retry_after
-        )
+    if error.code is Code.UNAVAILABLE:
+        reason = "model_loading" if error.reason == "loading" else "model_not_ready"
+        return ServingError(error.code, error.message, param="model", reason=reason, retry_after=error.retry_after)
     return error
