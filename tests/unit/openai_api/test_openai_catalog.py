@@ -86,6 +86,6 @@ def test_a_model_that_is_not_ready_is_worth_another_try(reason, said):
         Catalog(find, list, 0).text_model("chat")
     assert (caught.value.code, caught.value.reason, caught.value.retry_after) == (
         Code.UNAVAILABLE,
-        "model_not_ready",
+        said,
         3,
     )
