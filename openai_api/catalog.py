@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from backends.api.base import LiveModel
 from backends.api.errors import Code, ServingError
 from openai_api.errors import invalid, unsupported
-from openai_api.model import TextModel
+from openai_api.model import TextModel, is_text_model
 
 Find = Callable[[str, str], LiveModel]
 """(name, version or "") -> the model that serves it now. Raises ServingError."""
@@ -29,7 +29,7 @@ class Catalog:
         if not model_id:
             model_id = self._only_one()
         model = self._live(model_id)
-        if not isinstance(model, TextModel):
+        if not is_text_model(model):
             raise unsupported("model", f"the model '{model_id}' does not generate text", "unsupported_endpoint")
         return model_id, model
 
@@ -64,7 +64,7 @@ class Catalog:
         ids: dict[str, TextModel] = {}
         by_name: dict[str, list[TextModel]] = {}
         for model in self._list():
-            if isinstance(model, TextModel):
+            if is_text_model(model):
                 by_name.setdefault(model.config.name, []).append(model)
         for name, versions in sorted(by_name.items()):
             ids[name] = max(versions, key=lambda model: int(model.version))
@@ -90,8 +90,7 @@ def _unavailable(error: ServingError, model_id: str) -> ServingError:
     if error.code is Code.NOT_FOUND:
         message = f"The model '{model_id[:200]}' does not exist or is not served here."
         return ServingError(Code.NOT_FOUND, message, param="model", reason="model_not_found")
-    if error.code is Code.UNAVAILABLE and error.reason is None:
-        return ServingError(
-            error.code, error.message, param="model", reason="model_not_ready", retry_after=error.retry_after
-        )
+    if error.code is Code.UNAVAILABLE:
+        reason = "model_loading" if error.reason == "loading" else "model_not_ready"
+        return ServingError(error.code, error.message, param="model", reason=reason, retry_after=error.retry_after)
     return error

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from openai_api.answers import Folded, chat_answer, completion_answer
 from openai_api.catalog import Catalog
+from openai_api.choice import Choice
 from openai_api.choices import make_choices
 from openai_api.chunks import ChatChunks, Chunks, CompletionChunks
 from openai_api.exchange import Exchange
@@ -84,10 +85,7 @@ async def _serve(
     The engine's requests are given back however this ends: answer, error, or a cancel because the client left.
     """
     exchange.take_id(options.request_id)
-    model_id, model = service.catalog.text_model(options.model)
-    identity = Identity.new(form.id_prefix, model_id, options.echo_service_tier)
-    timeout = service.options.request_timeout
-    choices = await service.off_loop(body, lambda: make_choices(identity, model, options, prepare(model), timeout))
+    model, identity, choices = await _prepare(service, body, form, options, prepare)
     generation = Generation(choices, firsts=choices[:: options.n])
     texts = TokenTexts(model.tokenizer, options.tokens_as_ids)
     try:
@@ -100,4 +98,25 @@ async def _serve(
             await exchange.answer(form.answer(identity, options, folded, generation.usage, texts))
     finally:
         generation.close()
-        exchange.note = f"{identity.id} model={model_id} {generation.usage}"
+        exchange.note = f"{identity.id} model={identity.model} {generation.usage}"
+
+
+async def _prepare(
+    service: TextService, body: bytes, form: Form, options: GenerationOptions, prepare: Prepare
+) -> tuple[TextModel, Identity, list[Choice]]:
+    """The model and what to ask of it. A model that is replaced while a long prompt is prepared for it refuses new
+    work, so the prompt is then prepared again for its successor."""
+    timeout = service.options.request_timeout
+    while True:
+        model_id, model = service.catalog.text_model(options.model)
+        identity = Identity.new(form.id_prefix, model_id, options.echo_service_tier)
+        work = partial(_choices, identity, model, options, prepare, timeout)
+        choices = await service.off_loop(body, work)
+        if service.catalog.text_model(options.model)[1] is model:
+            return model, identity, choices
+
+
+def _choices(
+    identity: Identity, model: TextModel, options: GenerationOptions, prepare: Prepare, timeout: float | None
+) -> list[Choice]:
+    return make_choices(identity, model, options, prepare(model), timeout)

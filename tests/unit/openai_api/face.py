@@ -43,9 +43,9 @@ class Repository:
 class Client:
     """Posts bodies and reads answers; streamed answers come as parsed chunks, their framing checked."""
 
-    def __init__(self, http: httpx.AsyncClient, face: OpenAI) -> None:
+    def __init__(self, http: httpx.AsyncClient, repository: Repository) -> None:
         self.http = http
-        self.face = face
+        self.repository = repository
 
     async def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         return await self.http.post(path, json={"model": "chat", **body})
@@ -107,5 +107,5 @@ async def client_of(*models: ScriptedModel, options: OpenAIOptions | None = None
     face = OpenAI(repository.find, repository.list, options)
     transport = httpx.ASGITransport(Starlette(routes=face.routes()))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
-        yield Client(http, face)
+        yield Client(http, repository)
     await face.drain(0)

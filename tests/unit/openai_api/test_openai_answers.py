@@ -432,6 +432,22 @@ async def test_a_long_prompt_is_prepared_off_the_loop():
     assert answer["usage"]["prompt_tokens"] == 10_000
 
 
+async def test_a_model_replaced_while_a_prompt_is_prepared_is_not_asked():
+    old, new = (ScriptedModel(says(version), version=version) for version in ("1", "2"))
+
+    async with client_of(old) as client:
+        render = old.template.render
+
+        def replaced_meanwhile(*args, **kwargs):
+            client.repository.add(new)
+            return render(*args, **kwargs)
+
+        old.template.render = replaced_meanwhile
+        answer = await client.chat()
+    assert answer["choices"][0]["message"]["content"] == "2"
+    assert old.requests == []
+
+
 # Errors
 
 

@@ -77,14 +77,15 @@ def test_a_tensor_model_cannot_chat():
     assert caught.value.reason == "unsupported_endpoint"
 
 
-def test_a_model_that_loads_is_worth_another_try():
+@pytest.mark.parametrize(("reason", "said"), [("loading", "model_loading"), (None, "model_not_ready")])
+def test_a_model_that_is_not_ready_is_worth_another_try(reason, said):
     def find(name, version):
-        raise ServingError(Code.UNAVAILABLE, "model 'chat' is loading", retry_after=3)
+        raise ServingError(Code.UNAVAILABLE, "not at ready state", reason=reason, retry_after=3)
 
     with pytest.raises(ServingError) as caught:
         Catalog(find, list, 0).text_model("chat")
     assert (caught.value.code, caught.value.reason, caught.value.retry_after) == (
         Code.UNAVAILABLE,
-        "model_not_ready",
+        said,
         3,
     )
