@@ -1,5 +1,6 @@
 """Models and a repository that work, for tests of the KServe fronts, and a real server around them."""
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from backends.api.model_config import ModelConfig, TensorSpec
 from backends.api.request import InferenceRequest, InferenceResponse
 from backends.api.statistics import ModelStatistics
 from backends.api.tensor import Tensor
+from gateway.kserve_grpc import GrpcOptions, GrpcServer
 from gateway.kserve_http import routes
 from gateway.kserve_http_infer import HotPath
 from gateway.kserve_service import Service
@@ -227,3 +229,19 @@ def http_server(kserve: Service) -> Iterator[str]:
     yield f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join(10)
+
+
+@contextmanager
+def grpc_server(kserve: Service, options: GrpcOptions | None = None) -> Iterator[str]:
+    """A real gRPC server on loopback around `kserve`; gives its `host:port`."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    server = GrpcServer(kserve, loop, options or GrpcOptions(port=0))
+    try:
+        yield f"127.0.0.1:{server.start()}"
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(0.5), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
