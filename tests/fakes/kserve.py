@@ -2,10 +2,10 @@
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -36,10 +36,9 @@ class FakeModel:
     version: str = "1"
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
-    requests: deque[InferenceRequest] = field(default_factory=lambda: deque(maxlen=100))
+    silenced: SimpleQueue[InferenceRequest] = field(default_factory=SimpleQueue)
 
     def infer(self, request: InferenceRequest) -> None:
-        self.requests.append(request)
         self.behaviour(self, request)
 
     async def close(self) -> None: ...
@@ -128,6 +127,7 @@ def crash(model: FakeModel, request: InferenceRequest) -> None:
 
 def silent(model: FakeModel, request: InferenceRequest) -> None:
     """Takes the request and never answers."""
+    model.silenced.put(request)
 
 
 def nothing(model: FakeModel, request: InferenceRequest) -> None:
