@@ -20,7 +20,7 @@ async def generate(service: Service, name: str, version: str, scope: Scope, rece
     model, request = accepted
     try:
         with LostClientWatch(receive, request):
-            submit(model, request)
+            submit(service, model, request)
             body = encode_generate(await _only_answer(request))
     except Exception as failure:
         error = as_serving_error(failure)
@@ -57,7 +57,7 @@ async def generate_stream(
         return encode_generate(complete(response, request))
 
     with LostClientWatch(receive, request):
-        submit(model, request)
+        submit(service, model, request)
         error = await send_answers(send, request, encode, EVENT_STREAM)
     service.on_end(request, error)
 

@@ -124,7 +124,7 @@ async def _answer(
     request = decoded.request
     try:
         with LostClientWatch(receive, request):
-            submit(model, request)
+            submit(service, model, request)
             response = await anext(request.stream)
         answer = await _encoded(service, complete(response, request), form)
     except StopAsyncIteration:
@@ -178,7 +178,7 @@ async def _stream(
         return encode(complete(response, request), form).body
 
     with LostClientWatch(receive, request):
-        submit(model, request)
+        submit(service, model, request)
         error = await send_answers(send, request, encode_one, content_type)
     service.on_end(request, error)
 

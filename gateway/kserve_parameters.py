@@ -1,6 +1,8 @@
 """Request parameters that the protocol itself gives a meaning to; all others travel on to the model."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from backends.api.errors import Code, ServingError
 from backends.api.request import Parameter
@@ -8,6 +10,17 @@ from backends.api.request import Parameter
 RESERVED = frozenset(
     {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"}
 )
+
+EMPTY_FINAL = "triton_enable_empty_final_response"
+"""gRPC streams only: also tell the end of a decoupled answer by an empty message."""
+_PROTO_KINDS = {
+    "sequence_id": ("int64_param", "string_param"),
+    "sequence_start": ("bool_param",),
+    "sequence_end": ("bool_param",),
+    "priority": ("int64_param", "uint64_param"),
+    "timeout": ("int64_param",),
+    EMPTY_FINAL: ("bool_param",),
+}
 
 
 @dataclass(slots=True)
@@ -76,3 +89,33 @@ def _custom(name: str, value: object) -> Parameter:
 
 def _wrong_type(name: str, complaint: str) -> ServingError:
     return ServingError(Code.INVALID, f"Unable to parse '{name}': attempt to access JSON {complaint}", param=name)
+
+
+def from_proto(parameters: Mapping[str, Any]) -> RequestParameters:
+    """From a map of `InferParameter`. Raises ServingError(INVALID) in Triton's words."""
+    result = RequestParameters()
+    for name, parameter in parameters.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        if name in _PROTO_KINDS:
+            check_kind(name, kind, _PROTO_KINDS[name])
+        value: Any = getattr(parameter, kind) if kind else None
+        if name in ("priority", "timeout") and value < 0:
+            raise ServingError(Code.INVALID, f"invalid value for '{name}', expected value >= 0.", param=name)
+        if name in ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout"):
+            setattr(result, name, value)
+        elif name.startswith("triton_") and name != EMPTY_FINAL:
+            raise ServingError(
+                Code.INVALID,
+                "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "
+                f"starting with 'triton_' are allowed: {EMPTY_FINAL}",
+                param=name,
+            )
+        elif name != "headers" and name != EMPTY_FINAL and value is not None:
+            result.custom[name] = value
+    return result
+
+
+def check_kind(name: str, kind: str | None, expected: tuple[str, ...]) -> None:
+    if kind not in expected:
+        wanted = " or ".join(expected)
+        raise ServingError(Code.INVALID, f"invalid value type for '{name}' parameter, expected {wanted}.", param=name)

@@ -2,7 +2,6 @@
 
 import hmac
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,6 +11,7 @@ from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from backends.api.request import InferenceRequest, InferenceResponse, Parameter
 from backends.api.statistics import Failure, ModelStatistics
+from gateway.errors import as_serving_error
 from gateway.kserve_controls import LogControl, TraceControl
 from gateway.kserve_json_answer import Labels
 from gateway.kserve_json_faults import MALFORMED
@@ -33,6 +33,10 @@ class Repository(Protocol):
         self, name: str, config_override: str | None = None, files: Mapping[str, bytes] | None = None
     ) -> None: ...
     async def unload(self, name: str, unload_dependents: bool = False) -> None: ...
+
+
+CLOSING = "closing"
+"""The `reason` of a model's refusal while it is being unloaded or replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +105,27 @@ def labels_of(model: LiveModel) -> Labels:
     return labels
 
 
-def submit(model: LiveModel, request: InferenceRequest) -> None:
-    """Hand `request` over; a refusal comes on its stream like any other end."""
-    request.times.received = request.times.received or time.monotonic()
+def submit(service: Service, model: LiveModel, request: InferenceRequest) -> None:
+    """Hand `request` over; a refusal comes on its stream like any other end.
+
+    A model that was reloaded since the request was checked refuses it; its successor takes it if it has the same inputs.
+    """
     try:
-        model.infer(request)
-    except ServingError as error:
-        request.stream.fail(error)
+        try:
+            model.infer(request)
+        except ServingError as error:
+            if error.reason != CLOSING:
+                raise
+            successor = service.repository.find(request.model, request.version)
+            if successor is model or not _take_the_same(successor.config, model.config):
+                raise
+            successor.infer(request)
     except Exception as error:
-        request.stream.fail(ServingError(Code.INTERNAL, f"internal: {type(error).__name__}: {error}"))
+        request.stream.fail(as_serving_error(error))
+
+
+def _take_the_same(one: ModelConfig, other: ModelConfig) -> bool:
+    return (one.inputs, one.outputs, one.max_batch_size) == (other.inputs, other.outputs, other.max_batch_size)
 
 
 def count_refusal(model: LiveModel, error: ServingError) -> None:

@@ -54,7 +54,7 @@ def _fits(shape: Sequence[int], dims: tuple[int, ...]) -> bool:
     if len(shape) != len(dims):
         return False
     for got, want in zip(shape, dims, strict=True):  # noqa: SIM110 - twice as fast as all() on one or two dimensions
-        if want not in (-1, got):
+        if got < 0 or want not in (-1, got):
             return False
     return True
 
@@ -137,9 +137,9 @@ def _check_batch(inputs: Sequence[TensorHeader], config: ModelConfig, label: str
         raise ServingError(
             Code.INVALID, f"{label} inference request batch-size must be <= {config.max_batch_size} for '{config.name}'"
         )
-    if batch == 0:
+    if batch is not None and batch < 1:
         raise ServingError(
-            Code.INVALID, f"{label} inference request batch-size must be >= 1 for '{config.name}', got 0"
+            Code.INVALID, f"{label} inference request batch-size must be >= 1 for '{config.name}', got {batch}"
         )
 
 

@@ -138,6 +138,29 @@ class ResponseStream(Generic[T]):
             if not event.wait(timeout):
                 raise TimeoutError(f"no answer within {timeout} s")
 
+    def poll(self) -> list[T]:
+        """Every item that is there now; never waits. Look at `ended` before: [] then is the end.
+
+        Raises the ServingError of a bad end, after the items before it were taken.
+        """
+        with self._lock:
+            items = list(self._items)
+            self._items.clear()
+            if not items and isinstance(self._end, ServingError):
+                raise self._end
+            return items
+
+    def notify(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once, when there is an item or the end to read: at once, or on the writer's thread.
+
+        For a reader of many streams, with `poll`; in place of any other wait.
+        """
+        with self._lock:
+            if not self._items and self._end is None:
+                self._wake = callback
+                return
+        callback()
+
     def _close(self, end: object, item: T | None) -> None:
         with self._lock:
             if self._end is not None:

@@ -1,10 +1,11 @@
 """Models and a repository that work, for tests of the KServe fronts, and a real server around them."""
 
+import asyncio
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from backends.api.model_config import ModelConfig, TensorSpec
 from backends.api.request import InferenceRequest, InferenceResponse
 from backends.api.statistics import ModelStatistics
 from backends.api.tensor import Tensor
+from gateway.kserve_grpc import GrpcOptions, GrpcServer
 from gateway.kserve_http import routes
 from gateway.kserve_http_infer import HotPath
 from gateway.kserve_service import Service
@@ -34,10 +36,9 @@ class FakeModel:
     version: str = "1"
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     statistics: ModelStatistics = field(default_factory=ModelStatistics)
-    requests: deque[InferenceRequest] = field(default_factory=lambda: deque(maxlen=100))
+    silenced: SimpleQueue[InferenceRequest] = field(default_factory=SimpleQueue)
 
     def infer(self, request: InferenceRequest) -> None:
-        self.requests.append(request)
         self.behaviour(self, request)
 
     async def close(self) -> None: ...
@@ -126,6 +127,7 @@ def crash(model: FakeModel, request: InferenceRequest) -> None:
 
 def silent(model: FakeModel, request: InferenceRequest) -> None:
     """Takes the request and never answers."""
+    model.silenced.put(request)
 
 
 def nothing(model: FakeModel, request: InferenceRequest) -> None:
@@ -227,3 +229,19 @@ def http_server(kserve: Service) -> Iterator[str]:
     yield f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join(10)
+
+
+@contextmanager
+def grpc_server(kserve: Service, options: GrpcOptions | None = None) -> Iterator[str]:
+    """A real gRPC server on loopback around `kserve`; gives its `host:port`."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    server = GrpcServer(kserve, loop, options or GrpcOptions(port=0))
+    try:
+        yield f"127.0.0.1:{server.start()}"
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(0.5), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
