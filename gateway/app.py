@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from fastapi import FastAPI
 
 from backends.api.errors import ServingError
 from gateway import health, kserve_http, logs
+from gateway.compound_settings import forward_pattern, grpc_options, rate_limiter, response_cache, restrictions
+from gateway.kserve_grpc import GrpcServer
 from gateway.kserve_http_infer import HotPath
 from gateway.kserve_service import Service
 from gateway.listener import HttpListener
@@ -72,9 +75,15 @@ class Server:
         self._settings = settings
         self._stopping = False
         self._start: asyncio.Task[dict[str, ServingError]] | None = None
+        self._grpc_started = False
         version = metadata.version("tidegate")
         self.metrics = Metrics(lambda: self.repository.ready_models())
-        self._loader = ModelLoader(self.metrics.engines.observer, cache_folder=str(_cache_folder()))
+        self._loader = ModelLoader(
+            self.metrics.engines.observer,
+            cache=response_cache(settings.cache_config),
+            limiter=rate_limiter(settings.rate_limit, settings.rate_limit_resource),
+            cache_folder=str(_cache_folder()),
+        )
         self.repository = Repository(_repository_options(settings), self._loader)
         self.openai = OpenAI(self.repository.find, self.repository.ready_models, _openai_options(settings))
         service = Service(
@@ -87,6 +96,8 @@ class Server:
             system_memory=SharedMemory(allowed=settings.allow_client_shm),
             cuda_memory=CudaSharedMemory(allowed=settings.allow_client_shm),
             is_stopping=lambda: self._stopping,
+            restrictions=restrictions("--http-restricted-api", settings.http_restricted_api),
+            forwarded_headers=forward_pattern(settings.http_header_forward_pattern),
         )
         app = FastAPI(title="Tidegate", version=version, redoc_url=None)
         app.router.routes += [
@@ -96,6 +107,9 @@ class Server:
             *self.openai.routes(),
         ]
         self.http = HttpListener(HotPath(app, service), settings.http_address, settings.http_port, "HTTPService")
+        grpc_restrictions = restrictions("--grpc-restricted-protocol", settings.grpc_restricted_protocol)
+        grpc_service = replace(service, restrictions=grpc_restrictions)
+        self.grpc = GrpcServer(grpc_service, asyncio.get_running_loop(), grpc_options(settings))
         metrics_app = FastAPI(openapi_url=None)
         metrics_app.router.routes += self.metrics.routes()
         metrics_address = settings.metrics_address or settings.http_address
@@ -110,6 +124,10 @@ class Server:
         if self._settings.allow_http:
             await self.http.start()
             log.info("Started HTTPService at %s", self.http.url)
+        if self._settings.allow_grpc:
+            port = self.grpc.start()
+            self._grpc_started = True
+            log.info("Started GRPCInferenceService at %s:%d", self._settings.grpc_address, port)
         if self._settings.allow_metrics:
             await self.metrics_http.start()
             log.info("Started Metrics Service at %s", self.metrics_http.url)
@@ -133,6 +151,8 @@ class Server:
             await asyncio.wait_for(self.repository.close(), timeout=grace + 5.0)
         except TimeoutError:
             log.error("some models did not close in time")
+        if self._grpc_started:
+            await self.grpc.stop(grace_s=1.0)
         await self.http.stop(grace=1.0)
         await self.metrics_http.stop(grace=1.0)
 

@@ -34,11 +34,10 @@ def main() -> None:
 
 def _serve(arguments: list[str]) -> int:
     try:
-        settings = from_arguments(arguments, os.environ)
+        return _run(from_arguments(arguments, os.environ))
     except SettingsError as error:
         print(f"tidegate serve: {error}", file=sys.stderr)
         return 2
-    return _run(settings)
 
 
 def _run(settings: Settings) -> int:

@@ -57,6 +57,14 @@ class Settings:
     http_address: str = _setting("http", "address to listen on", "127.0.0.1")
     http_port: int = _setting("http", "port; 0 takes a free one", 8000)
     http_max_input_size: int = _setting("http", "largest request body in bytes", 64 * 1024 * 1024)
+    http_header_forward_pattern: str = _setting(
+        "http", "request headers that match this regular expression become parameters of the request", ""
+    )
+    http_restricted_api: tuple[str, ...] = _setting(
+        "http",
+        "APIS:KEY=VALUE; requests of these categories (health, metadata, inference, ...) must carry the header",
+        (),
+    )
     sse_keep_alive_interval: float = _setting(
         "http", "seconds of silence after which a token stream gets a comment line; 0 for none", 15.0
     )
@@ -66,6 +74,28 @@ class Settings:
     grpc_address: str = _setting("grpc", "address to listen on", "127.0.0.1")
     grpc_port: int = _setting("grpc", "port; 0 takes a free one", 8001)
 
+    grpc_restricted_protocol: tuple[str, ...] = _setting(
+        "grpc", "as --http-restricted-api; the header is triton-grpc-protocol-KEY", ()
+    )
+    grpc_use_ssl: bool = _setting("grpc", "encrypt connections", False)
+    grpc_use_ssl_mutual: bool = _setting("grpc", "encrypt connections and ask clients for certificates", False)
+    grpc_server_cert: str = _setting("grpc", "file with the server's certificate, PEM", "")
+    grpc_server_key: str = _setting("grpc", "file with the server's private key, PEM", "")
+    grpc_root_cert: str = _setting("grpc", "file with the root certificates clients are checked against, PEM", "")
+    grpc_infer_response_compression_level: Literal["none", "low", "medium", "high"] = _setting(
+        "grpc", "compression of answers", "none"
+    )
+    grpc_keepalive_time: int = _setting("grpc", "milliseconds of silence after which a ping is sent", 7_200_000)
+    grpc_keepalive_timeout: int = _setting("grpc", "milliseconds a ping may stay unanswered", 20_000)
+    grpc_keepalive_permit_without_calls: bool = _setting("grpc", "ping also without calls in flight", False)
+    grpc_http2_max_pings_without_data: int = _setting("grpc", "pings in a row without data", 2)
+    grpc_http2_min_recv_ping_interval_without_data: int = _setting(
+        "grpc", "least milliseconds between two pings of a client that sends no data", 300_000
+    )
+    grpc_http2_max_ping_strikes: int = _setting("grpc", "bad pings before a connection is closed", 2)
+    grpc_max_connection_age: int = _setting("grpc", "milliseconds a connection may live; 0: no bound", 0)
+    grpc_max_connection_age_grace: int = _setting("grpc", "milliseconds its calls then have to end; 0: no bound", 0)
+
     # metrics
     allow_metrics: bool = _setting("metrics", "serve Prometheus metrics", True)
     metrics_address: str = _setting("metrics", "address to listen on; empty: that of HTTP", "")
@@ -73,6 +103,16 @@ class Settings:
 
     # memory and scheduling
     allow_client_shm: bool = _setting("memory", "let clients register shared memory regions", False)
+
+    cache_config: tuple[str, ...] = _setting(
+        "memory", "response cache: local,size=BYTES, or redis,host=HOST and redis,port=PORT", ()
+    )
+    rate_limit: Literal["off", "execution_count"] = _setting(
+        "memory", "off, or execution_count: instances run only with the resources their group names", "off"
+    )
+    rate_limit_resource: tuple[str, ...] = _setting(
+        "memory", "NAME:COUNT or NAME:COUNT:DEVICE of a resource there is", ()
+    )
 
     # logs and life cycle
     log_verbose: int = _setting("log", "0: events and finished requests; 1 and more: details", 0)

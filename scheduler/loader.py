@@ -17,6 +17,7 @@ from scheduler.labels import read_labels
 from scheduler.language_config import check_language_config
 from scheduler.language_model import LanguageModel
 from scheduler.load import load_tensor_model
+from scheduler.rate_limit import RateLimiter
 from scheduler.response_cache import ResponseCache
 from scheduler.tensor_model import TensorModel
 
@@ -32,10 +33,18 @@ ObserverFactory = Callable[[ModelConfig, str], EngineObserver]
 
 
 class ModelLoader:
-    """A `Loader` of the repository. Owns what all models share: the alarm of queue deadlines and the response cache."""
+    """A `Loader` of the repository. Owns what all models share: the alarm of queue deadlines, the response cache, rate limits."""
 
-    def __init__(self, observer: ObserverFactory, cache: ResponseCache | None = None, cache_folder: str = "") -> None:
+    def __init__(
+        self,
+        observer: ObserverFactory,
+        *,
+        cache: ResponseCache | None = None,
+        limiter: RateLimiter | None = None,
+        cache_folder: str = "",
+    ) -> None:
         self._observer = observer
+        self._limiter = limiter
         self._cache = cache
         self._cache_folder = cache_folder
         self._alarm = Alarm()
@@ -47,7 +56,9 @@ class ModelLoader:
         if config.ensemble is not None:
             raise ServingError(Code.UNSUPPORTED, f"model '{config.name}': ensembles are not supported yet")
         labels = await asyncio.to_thread(read_labels, config, folder.parent)
-        model = await load_tensor_model(config, version, folder, alarm=self._alarm, cache=self._cache)
+        model = await load_tensor_model(
+            config, version, folder, alarm=self._alarm, cache=self._cache, limiter=self._limiter
+        )
         model.labels = labels
         return model
 
