@@ -68,7 +68,7 @@ def load_runner(folder: Path, options: LmOptions, progress: Progress | None = No
         max_num_seqs=options.max_num_seqs,
         num_blocks=capacity.num_blocks,
         block_size=options.block_size,
-        fingerprint=fingerprint(_weight_files(path), type(ops).__name__, options.dtype, str(ops.kv_dtype)),
+        fingerprint=fingerprint(_fingerprint_files(path), type(ops).__name__, options.dtype, str(ops.kv_dtype)),
         eos_token_ids=frozenset(loaded.eos_token_ids),
     )
     return LmRunner(loaded.model, limits)
@@ -190,4 +190,12 @@ def _warm_up(model: PagedModel, block_size: int, capacity: Capacity) -> None:
 
 
 def _weight_files(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    """A GGUF with all its parts, or a folder's safetensors."""
+    if path.is_file():
+        return sorted(path.parent.glob(path.name.replace("-00001-of-", "-*-of-")))
+    return sorted(path.glob("*.safetensors"))
+
+
+def _fingerprint_files(path: Path) -> list[Path]:
+    """Settings in a folder's config.json change keys and values too; a GGUF has them inside."""
+    return _weight_files(path) + ([] if path.is_file() else [path / "config.json"])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from backends.api.errors import Code, ServingError
+from backends.lm.attention.varlen import check_varlen
 from backends.lm.cpu import cpu_ops
 from backends.lm.cpu.features import cpu_features
 from backends.lm.ops import AttentionSpec, Ops
@@ -51,7 +52,9 @@ def choose_ops(options: LmOptions, device: torch.device, specs: Sequence[Attenti
             if refused.code is not Code.UNSUPPORTED or options.attention_backend == "numba":
                 raise
             log.info("no CPU kernels: %s", refused.message)
-    return TorchOps(choose_dtype(options, device), device, deterministic=options.deterministic)
+    dtype = choose_dtype(options, device)
+    attention = _torch_attention(options, device, dtype, specs)
+    return TorchOps(dtype, device, attention=attention, deterministic=options.deterministic)
 
 
 def _cpu_ops(options: LmOptions, specs: Sequence[AttentionSpec], threads: int) -> Ops:
@@ -68,6 +71,28 @@ def _cpu_ops(options: LmOptions, specs: Sequence[AttentionSpec], threads: int) -
         ops.close()
         raise
     return ops
+
+
+def _torch_attention(
+    options: LmOptions, device: torch.device, dtype: torch.dtype, specs: Sequence[AttentionSpec]
+) -> str:
+    asked = options.attention_backend
+    if asked == "gather" or (asked == "reference" and device.type == "cpu"):
+        return asked
+    if asked in ("numba", "reference"):
+        raise ServingError(
+            Code.UNSUPPORTED,
+            f"parameter 'attention_backend': expected auto, varlen or gather on {device.type}, got {asked}",
+            param="attention_backend",
+        )
+    try:
+        for spec in set(specs):
+            check_varlen(spec, options.block_size, dtype, device)
+    except ServingError as refused:
+        if refused.code is not Code.UNSUPPORTED or asked == "varlen":
+            raise
+        return "gather"
+    return "varlen"
 
 
 def set_threads(options: LmOptions) -> int:

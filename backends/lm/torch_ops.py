@@ -6,7 +6,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from backends.lm.attention.reference import ReferenceAttention
 from backends.lm.attention.torch_gather import GatherAttention
+from backends.lm.attention.varlen import StepArrays, VarlenAttention
 from backends.lm.ops import Attention, AttentionSpec
 from backends.lm.weights import Weight
 
@@ -21,11 +23,18 @@ _TILE = 16  # rows of every product when results must not depend on how many the
 
 
 class TorchOps:
-    """`deterministic` makes every product one of `_TILE` rows, so that a row's result is the same in any batch."""
+    """`attention` is gather, varlen or reference. `deterministic` makes every product one of `_TILE` rows, so that a
+    row's result is the same in any batch."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, *, deterministic: bool = False) -> None:
-        self.dtype = self.kv_dtype = dtype
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device, *, attention: str = "gather", deterministic: bool = False
+    ) -> None:
+        self.dtype = dtype
+        self.kv_dtype = torch.float32 if attention == "reference" else dtype
         self.device = device
+        self._attention = attention
+        self._deterministic = deterministic
+        self._arrays = StepArrays(device)
         self._make_linear = _TiledLinear if deterministic else TorchLinear
         self._table: tuple[Weight, torch.Tensor] | None = None  # the embedding's values, shared with a tied head
 
@@ -45,7 +54,19 @@ class TorchOps:
         return TorchEmbedding(self._table[1], scale)
 
     def attention(self, spec: AttentionSpec, num_blocks: int, block_size: int) -> Attention:
-        return GatherAttention(spec, num_blocks, block_size, self.dtype, self.device)
+        if self._attention == "reference":
+            return ReferenceAttention(spec, num_blocks, block_size)
+        if self._attention == "gather":
+            return GatherAttention(spec, num_blocks, block_size, self.dtype, self.device)
+        return VarlenAttention(
+            spec,
+            num_blocks,
+            block_size,
+            self.dtype,
+            self.device,
+            arrays=self._arrays,
+            deterministic=self._deterministic,
+        )
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         wide = x.float()

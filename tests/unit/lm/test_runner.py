@@ -1,5 +1,6 @@
 """A loaded runner: the same tokens as transformers' generate, however the engine cuts and mixes the work."""
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,7 +146,7 @@ def no_eos(runner: LmRunner) -> SamplingParams:
     return SamplingParams(max_tokens=12, min_tokens=12, temperature=0.0)
 
 
-@pytest.mark.parametrize("chunk", [1000, 7, 1])
+@pytest.mark.parametrize("chunk", [1000, 7, pytest.param(1, marks=pytest.mark.slow)])
 def test_greedy_answers_are_those_of_generate_batched_and_in_chunks(
     chunk: int, runner: LmRunner, prompts: list, expected: list, no_eos: SamplingParams
 ) -> None:
@@ -327,6 +328,30 @@ def test_deterministic_rows_are_the_same_to_the_last_bit_in_any_batch() -> None:
     for rows in (1, 2, 5, 16, 33):
         assert torch.equal(linear(x[:rows]), whole[:rows])
         assert torch.equal(linear(x[70 - rows :]), whole[70 - rows :])
+
+
+@pytest.mark.parametrize("backend", ["gather", pytest.param("reference", marks=pytest.mark.slow)])
+def test_every_attention_backend_gives_the_same_answers(
+    backend: str, folder: Path, prompts: list, expected: list, no_eos: SamplingParams
+) -> None:
+    requests = [Request(prompt, no_eos) for prompt in prompts]
+    Driver(load_runner(Path(), options(folder, attention_backend=backend)), chunk=9).run(requests)
+    assert [request.answer for request in requests] == expected
+
+
+def test_an_attention_backend_that_cannot_be_had_is_refused(folder: Path) -> None:
+    with pytest.raises(ServingError, match="varlen") as caught:
+        load_runner(Path(), options(folder, attention_backend="varlen", device="cpu"))
+    assert caught.value.code is Code.UNSUPPORTED
+
+
+@pytest.mark.parametrize("family", ["llama", "olmo2"])
+def test_a_failed_load_leaves_no_threads_behind(family: str, tiny: Callable, folder_of: Callable) -> None:
+    folder = folder_of(tiny(family, head_dim=16))
+    before = set(threading.enumerate())
+    with pytest.raises(ServingError):
+        load_runner(Path(), options(folder, num_gpu_blocks_override=1, max_model_len=64))
+    assert set(threading.enumerate()) <= before
 
 
 def test_loading_tells_its_progress(folder: Path) -> None:
