@@ -82,20 +82,20 @@ class Exchange:
             await self._race(work(body))
             ending = "ok"
         except ClientGoneError:
-            ending = "the client does not read" if self._is_stuck else "the client left"
+            ending = "not_read" if self._is_stuck else "left"
         except ServingError as error:
-            ending = f"{wire_error(error).status} {wire_error(error).code}"
+            ending = wire_error(error).code or str(error.code.value)
             await self._report(error)
         except Exception:
-            ending = "internal error"
-            logger.exception("[%s] unexpected error", self.id)
+            ending = "bug"
+            logger.exception("request=%s unexpected error", self.id)
             internal = ServingError(Code.INTERNAL, f"an internal error occurred (request id {self.id})")
             await self._report(internal, [(b"x-should-retry", b"false")])
         finally:
             if self._keeper is not None:
                 self._keeper.cancel()
         took = time.monotonic() - self._started
-        logger.info("[%s] %s %s %.3f s: %s", self.id, self.scope["path"], self.note or "-", took, ending)
+        logger.info("request=%s path=%s %s took_s=%.4g end=%s", self.id, self.scope["path"], self.note, took, ending)
 
     def stop(self, error: ServingError) -> None:
         """End the request with `error`, if it is not answered yet."""

@@ -67,17 +67,19 @@ class Generation:
     async def _pump(self, choice: Choice, events: EventStream, chunks: Chunks) -> bytes:
         """Write one choice's chunks. Those of the last choice's end are returned: they leave with the end of the stream."""
         while True:
-            written = bytearray()
-            for delta in await choice.take():
-                self._count(choice, delta)
-                written += chunks.delta(choice, delta)
+            deltas = await choice.take()
+            written = b"".join([self._chunk(chunks, choice, delta) for delta in deltas])
             if choice.finished:
                 self._num_open -= 1
                 if self._num_open == 0:
-                    return bytes(written)
-            await events.write(bytes(written))
+                    return written
+            await events.write(written)
             if choice.finished:
                 return b""
+
+    def _chunk(self, chunks: Chunks, choice: Choice, delta: Delta) -> bytes:
+        self._count(choice, delta)
+        return chunks.delta(choice, delta)
 
     def _count(self, choice: Choice, delta: Delta) -> None:
         self.usage.completion += len(delta.tokens)

@@ -98,7 +98,7 @@ async def _serve(
             await exchange.answer(form.answer(identity, options, folded, generation.usage, texts))
     finally:
         generation.close()
-        exchange.note = f"{identity.id} model={identity.model} {generation.usage}"
+        exchange.note = f"id={identity.id} model={identity.model} {generation.usage.in_words()}"
 
 
 async def _prepare(

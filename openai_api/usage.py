@@ -20,3 +20,7 @@ class Usage:
             "prompt_tokens_details": {"cached_tokens": self.cached},
             "completion_tokens_details": {"reasoning_tokens": 0},
         }
+
+    def in_words(self) -> str:
+        """For a log line."""
+        return f"prompt_tokens={self.prompt} completion_tokens={self.completion} cached_tokens={self.cached}"

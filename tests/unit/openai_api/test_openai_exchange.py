@@ -201,5 +201,5 @@ async def test_a_finished_request_is_logged_without_its_text(caplog):
     await task
     (record,) = caplog.records
     assert "model=chat" in record.getMessage()
-    assert "completion=14" in record.getMessage()
+    assert "completion_tokens=14" in record.getMessage()
     assert "secret" not in caplog.text
