@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,9 @@ from backends.api.model_config import ModelConfig
 from scheduler.alarm import Alarm
 from scheduler.engine_client import EngineClient
 from scheduler.engine_observer import EngineObserver
-from scheduler.engine_options import EngineOptions
 from scheduler.engine_spec import EngineSpec
+from scheduler.labels import read_labels
+from scheduler.language_config import check_language_config
 from scheduler.language_model import LanguageModel
 from scheduler.load import load_tensor_model
 from scheduler.response_cache import ResponseCache
@@ -44,17 +46,16 @@ class ModelLoader:
             return await self._language_model(config, version, folder)
         if config.ensemble is not None:
             raise ServingError(Code.UNSUPPORTED, f"model '{config.name}': ensembles are not supported yet")
-        return await load_tensor_model(config, version, folder, alarm=self._alarm, cache=self._cache)
+        labels = await asyncio.to_thread(read_labels, config, folder.parent)
+        model = await load_tensor_model(config, version, folder, alarm=self._alarm, cache=self._cache)
+        model.labels = labels
+        return model
 
     async def _language_model(self, config: ModelConfig, version: str, folder: Path) -> LanguageModel:
+        check_language_config(config)
         parameters = {"model": ".", **config.parameters}
-        spec = EngineSpec(
-            model_name=config.name,
-            folder=str(folder.absolute()),
-            parameters=parameters,
-            options=EngineOptions.from_parameters(parameters, config.name),
-            cache_folder=self._cache_folder,
-        )
+        cache_folder = Path(self._cache_folder) if self._cache_folder else None
+        spec = EngineSpec.of(replace(config, parameters=parameters), folder.absolute(), cache_folder)
         engine = EngineClient(spec, observer=self._observer(config, version))
         reading = asyncio.create_task(asyncio.to_thread(_text_side, parameters["model"], folder))
         try:
@@ -76,12 +77,8 @@ class ModelLoader:
 def _text_side(location: str, folder: Path) -> "tuple[Tokenizer, ChatTemplate | None]":
     """The tokenizer and the chat template that lie beside the weights."""
     from backends.lm.location import find_model
-    from backends.text.template import ChatTemplate
+    from backends.text.template import model_template
     from backends.text.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(find_model(location, folder))
-    templates = tokenizer.chat_templates
-    source = tokenizer.chat_template
-    if source is None:
-        return tokenizer, None
-    return tokenizer, ChatTemplate(source, tokenizer.special_tokens, templates.get("tool_use"))
+    return tokenizer, model_template(tokenizer)

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import inf
@@ -47,6 +47,7 @@ class TensorModel:
         cache: ResponseCache | None = None,
     ) -> None:
         self.statistics = ModelStatistics()
+        self.labels: Mapping[str, Sequence[str]] = {}  # output -> class names, for the classification extension
         self._config = config
         self._version = version
         self._backend = backend

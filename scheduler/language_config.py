@@ -1,0 +1,44 @@
+"""What the configuration of a language model may say: what is not acted on is refused, never ignored."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+from difflib import get_close_matches
+
+from backends.api.errors import Code, ServingError
+from backends.api.model_config import ModelConfig
+from backends.lm.options import LmOptions
+from scheduler.engine_options import EngineOptions
+
+PARAMETERS = frozenset({field.name for field in fields(LmOptions)} | {*EngineOptions.__struct_fields__})
+
+
+def check_language_config(config: ModelConfig) -> None:
+    """Raises ServingError: INVALID for a parameter nobody knows, UNSUPPORTED for a field that an LLM does not act on."""
+    for name in config.parameters:
+        if name not in PARAMETERS:
+            near = get_close_matches(name, PARAMETERS, n=1)
+            hint = f", did you mean '{near[0]}'?" if near else f", known are: {', '.join(sorted(PARAMETERS))}"
+            raise ServingError(Code.INVALID, f"model '{config.name}': unknown parameter '{name}'{hint}", param=name)
+    for text in _not_acted_on(config):
+        raise ServingError(Code.UNSUPPORTED, f"model '{config.name}': backend 'llm' {text}")
+
+
+def _not_acted_on(config: ModelConfig) -> Iterator[str]:
+    if config.max_batch_size:
+        yield f"sizes its batches itself: expected max_batch_size 0, got {config.max_batch_size}"
+    if config.dynamic_batching or config.sequence_batching or config.ensemble:
+        yield "schedules tokens itself: expected no scheduling choice (dynamic_batching and the like)"
+    if config.inputs or config.outputs:
+        yield "takes text, not tensors: expected no input and no output"
+    if config.response_cache:
+        yield "has no response cache; prefixes are cached by enable_prefix_caching"
+    if config.warmup:
+        yield "warms up by itself: expected no model_warmup"
+    if len(config.instance_groups) > 1:
+        yield f"runs as one engine: expected one instance_group, got {len(config.instance_groups)}"
+    for group in config.instance_groups:
+        if group.kind != "KIND_MODEL" or group.count != 1 or group.gpus:
+            yield (
+                "runs as one engine, on the device that parameter 'device' names: expected one instance_group "
+                f"of count 1 and kind KIND_MODEL, got count {group.count} and kind {group.kind}"
+            )
