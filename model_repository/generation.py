@@ -42,7 +42,7 @@ class Generation:
     models: Mapping[str, LiveModel]
 
     async def close(self) -> None:
-        """Close every version, side by side, and return when their requests are answered. Call once."""
+        """Close every version, side by side; return when their requests are answered. Call once."""
         await _close_all(self.models)
         await _discard(self.candidate)
 

@@ -11,6 +11,7 @@ from backends.api.errors import Code, ServingError
 from model_repository import layout
 from model_repository.candidate import Override, from_folder, from_override
 from model_repository.generation import Generation, Loader, LoadError, load_generation, read_whole
+from model_repository.memory import trim
 from model_repository.options import RepositoryOptions
 from model_repository.record import Record
 from model_repository.refusals import not_available
@@ -245,6 +246,7 @@ class Repository:
         async def drain() -> None:
             await old.close()
             record.end_drain(list(old.models))
+            await asyncio.to_thread(trim)
 
         task = asyncio.create_task(drain())
         record.drains.add(task)

@@ -41,5 +41,6 @@ async def test_fifty_reloads_leave_memory_threads_and_files_where_they_were(tmp_
     memory_after, threads_after, files_after = await cycle(50)
     await repository.close()
     assert memory_after - memory < 40 * MiB  # one copy of this model takes more
-    assert threads_after <= threads
-    assert files_after <= files
+    # a leak shows fifty times; the executor that reads files may still grow by a few threads
+    assert threads_after - threads < 10
+    assert files_after - files < 10
