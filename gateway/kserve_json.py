@@ -135,7 +135,12 @@ def _requested(output: WireOutput) -> RequestedOutput:
     parameters: dict[str, Parameter] = output.parameters
     if not parameters:
         return RequestedOutput(output.name)
-    classification = kserve_parameters.unsigned("classification", parameters.get("classification", 0))
+    classification = parameters.get("classification", 0)
+    if isinstance(classification, bool) or not isinstance(classification, int) or classification < 0:
+        raise ServingError(
+            Code.INVALID,
+            "Unable to set 'classification': attempt to access JSON non-unsigned-integer as unsigned-integer",
+        )
     if not isinstance(parameters.get("binary_data", False), bool):
         raise wrong_type("binary_data", "non-boolean as boolean")
     if "shared_memory_region" in parameters:

@@ -65,7 +65,7 @@ def _split_elements(data: Buffer, count: int, name: str, label: str, model: str)
         if length > end - position:
             raise ServingError(
                 Code.INVALID,
-                f"{label} incomplete string data for {where}, expecting string of length {length} but only "
+                f"incomplete string data for inference input '{name}', expecting string of length {length} but only "
                 f"{end - position} bytes available",
             )
         if len(elements) == count:

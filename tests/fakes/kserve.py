@@ -165,7 +165,7 @@ def standard_models() -> list[FakeModel]:
         outputs=(TensorSpec("OUT_A", "INT32", (2,)), TensorSpec("OUT_B", "INT32", (2,))),
     )
     return [
-        identity("ident", dims=(4,), labels={"OUT": ["cat", "dog", "fox"]}),
+        identity("ident", dims=(4,)),
         identity("ident_var", "INT32"),
         identity("ident_raw", batch=0),
         identity("ident_bytes", "BYTES"),

@@ -89,9 +89,9 @@ def models() -> dict[str, tuple[str, str]]:
                 "text",
                 0,
                 [("PROMPT", "STRING", "[ 1 ]", ""), ("LIMIT", "INT32", "[ 1 ]", "optional: true")],
-                [("TEXT", "STRING", "[ 1 ]")],
+                [("TEXT", "STRING", "[ 1 ]"), ("COUNT", "INT32", "[ 1 ]")],
             ),
-            _IDENTITY.format(pairs=[("PROMPT", "TEXT")]),
+            _IDENTITY.format(pairs=[("PROMPT", "TEXT"), ("LIMIT", "COUNT")]),
         ),
         "two": (
             _config("two", 4, two, [("OUT_A", "INT32", "[ 2 ]"), ("OUT_B", "INT32", "[ 2 ]")]),
