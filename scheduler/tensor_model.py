@@ -194,12 +194,16 @@ class TensorModel:
     def _express_one(self, waiting: Waiting) -> bool:
         """Run a lone request here and now if that is surely quicker; False if it has to queue."""
         express = self._express
-        if express is None or not self._quickness[waiting.rows].is_quick or not self._scheduler.is_idle:
+        if express is None or not self._quickness[waiting.rows].is_quick:
+            return False
+        # Those that wait could share a batch with it, or go before it. Without batches and levels neither holds, and
+        # a queue that has once formed would never empty while each answer brings the next request.
+        if not self._scheduler.is_idle and (self._policy.max_rows or len(self._policy.levels) > 1):
             return False
         if min(waiting.timeout, waiting.deadline) <= waiting.queued or not self._express_lock.acquire(blocking=False):
             return False
         try:
-            self._run([waiting], express, trusted=True)
+            self._run([waiting], express, on_caller=True)
         finally:
             self._express_lock.release()
         return True
@@ -242,12 +246,12 @@ class TensorModel:
                 self._run(batch, instance)
         return True
 
-    def _run(self, batch: list[Waiting], instance: TensorInstance, *, trusted: bool = False) -> None:
+    def _run(self, batch: list[Waiting], instance: TensorInstance, *, on_caller: bool = False) -> None:
         live = self._without_cancelled(batch)
         if not live:
             return
         try:
-            answers = self._execute([waiting.request for waiting in live], instance, trusted)
+            answers = self._execute([waiting.request for waiting in live], instance, on_caller)
         except ServingError as error:
             self._fail_all(live, error)
         except BaseException as error:  # whatever a model raises, SystemExit too, ends its batch and not this thread
@@ -257,13 +261,17 @@ class TensorModel:
         else:
             self._answer_all(live, answers)
 
-    def _execute(self, requests: list[InferenceRequest], instance: TensorInstance, trusted: bool) -> list[list[Tensor]]:
+    def _execute(
+        self, requests: list[InferenceRequest], instance: TensorInstance, on_caller: bool
+    ) -> list[list[Tensor]]:
         start = time.monotonic()
         parts = self._layout.parts_of(requests)
         inputs = self._layout.merge(requests)
+        processor = time.thread_time() if self._express is not None else 0.0
         merged = time.monotonic()
         outputs = instance.execute(inputs, _wanted(requests))
         executed = time.monotonic()
+        spent = time.thread_time() - processor if self._express is not None else 0.0
         answers = self._layout.split(outputs, parts)
         end = time.monotonic()
         for request in requests:
@@ -273,7 +281,7 @@ class TensorModel:
             times.compute_output_start = executed
             times.compute_end = end
         if self._express is not None:
-            self._quickness[parts[-1].stop].note(executed - merged, trusted=trusted)
+            self._quickness[parts[-1].stop].note(executed - merged, spent, on_caller=on_caller)
         self.statistics.executed(parts[-1].stop, requests[0].times)
         return answers
 
