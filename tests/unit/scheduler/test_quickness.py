@@ -10,7 +10,6 @@ from backends.api.statistics import Failure
 from scheduler.quickness import QUICK, Quickness
 from tests.unit.scheduler.tensor_fakes import Gate, answer, ask, config, echo, serving
 
-
 QUICKLY, SLOWLY, WAITING = (QUICK, QUICK), (1.0, 1.0), (1.0, 0.0)  # wall and processor seconds
 
 
