@@ -35,7 +35,6 @@ class IdentityInstance:
 
 class IdentityBackend:
     num_gpus = 0
-    is_steady = True
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
@@ -46,6 +45,10 @@ class IdentityBackend:
             raise ServingError(
                 Code.INVALID, f"model '{config.name}': parameter 'execute_delay_ms' must be a number, got '{text}'"
             ) from None
+
+    @property
+    def is_steady(self) -> bool:
+        return not self._delay
 
     def complete(self, config: ModelConfig) -> ModelConfig:
         if not config.inputs or len(config.inputs) != len(config.outputs):

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import inf
@@ -19,6 +19,7 @@ from backends.api.tensor import Tensor
 from scheduler.alarm import Alarm
 from scheduler.batch import BatchPolicy, Waiting
 from scheduler.dynamic import STOPPING, BatchScheduler, Seat
+from scheduler.endings import Endings
 from scheduler.instances import InstanceThread
 from scheduler.merge import BatchLayout
 from scheduler.ordering import OrderedDelivery
@@ -57,6 +58,7 @@ class TensorModel:
         self._order = OrderedDelivery() if self._policy.preserve_ordering else None
         self._scheduler = BatchScheduler(self._policy, self._refuse, alarm, self._order.expect if self._order else None)
         self._readers = ThreadPoolExecutor(1, f"{config.name}_cache")  # its thread starts at first use
+        self._endings = Endings(config.name, version, self.statistics, self._order, cache)
         self._threads: list[InstanceThread] = []
         self._claims: list[Claim] = []
         self._drained = threading.Event()
@@ -102,7 +104,11 @@ class TensorModel:
             if not self._express_one(waiting):
                 self._submit(waiting)
         elif self._cache.may_block or num_input_bytes(request) > _LARGE:
-            self._readers.submit(self._look_up_aside, waiting, self._cache)
+            try:
+                self._readers.submit(self._look_up_aside, waiting, self._cache)
+            except RuntimeError:  # closed by another thread since the check above
+                self.statistics.failed(Failure.REJECTED)
+                raise ServingError(Code.UNAVAILABLE, STOPPING, reason="closing") from None
         else:
             self._look_up(waiting, self._cache)
 
@@ -189,44 +195,32 @@ class TensorModel:
             waiting.request.stream.fail(error)
         except Exception as error:
             _LOG.exception("model '%s': the response cache failed", self._config.name)
-            self._fail(waiting, ServingError(Code.INTERNAL, f"the response cache failed: {error}"), Failure.OTHER)
+            self.statistics.failed(Failure.OTHER)
+            waiting.request.stream.fail(ServingError(Code.INTERNAL, f"the response cache failed: {error}"))
 
     def _express_one(self, waiting: Waiting) -> bool:
         """Run a lone request here and now if that is surely quicker; False if it has to queue."""
         express = self._express
-        if express is None or not self._quickness[waiting.rows].is_quick or not self._scheduler.is_idle:
+        if express is None or not self._quickness[waiting.rows].is_quick:
+            return False
+        # Those that wait could share a batch with it, or go before it. Without batches and levels neither holds, and
+        # a queue that has once formed would never empty while each answer brings the next request.
+        if not self._scheduler.is_idle and (self._policy.max_rows or len(self._policy.levels) > 1):
             return False
         if min(waiting.timeout, waiting.deadline) <= waiting.queued or not self._express_lock.acquire(blocking=False):
             return False
         try:
-            self._run([waiting], express, trusted=True)
+            self._run([waiting], express, on_caller=True)
         finally:
             self._express_lock.release()
         return True
 
-    # The ways out: each request takes one of them, once
-
     def _cancel(self, waiting: Waiting) -> None:
         if self._scheduler.discard(waiting):
-            self._end(waiting, partial(self._count_failure, waiting, Failure.CANCELED))
+            self._endings.cancelled(waiting)
 
     def _refuse(self, waiting: Waiting, error: ServingError) -> None:
-        self._end(waiting, partial(self._fail, waiting, error, Failure.REJECTED))
-
-    def _end(self, waiting: Waiting, act: Callable[[], None]) -> None:
-        if self._order is None:
-            act()
-        else:
-            self._order.deliver(waiting, act)
-
-    def _fail(self, waiting: Waiting, error: ServingError, reason: Failure) -> None:
-        # counted before the reader can see it, so that whoever has an answer finds it in the statistics
-        self._count_failure(waiting, Failure.CANCELED if waiting.request.stream.ended else reason)
-        waiting.request.stream.fail(error)
-
-    def _count_failure(self, waiting: Waiting, reason: Failure) -> None:
-        times = waiting.request.times
-        self.statistics.failed(reason, time.monotonic() - (times.received or times.queued))
+        self._endings.failed(waiting, error, Failure.REJECTED)
 
     # On an instance's thread
 
@@ -242,28 +236,34 @@ class TensorModel:
                 self._run(batch, instance)
         return True
 
-    def _run(self, batch: list[Waiting], instance: TensorInstance, *, trusted: bool = False) -> None:
+    def _run(self, batch: list[Waiting], instance: TensorInstance, *, on_caller: bool = False) -> None:
         live = self._without_cancelled(batch)
         if not live:
             return
         try:
-            answers = self._execute([waiting.request for waiting in live], instance, trusted)
+            answers = self._execute([waiting.request for waiting in live], instance, on_caller)
         except ServingError as error:
             self._fail_all(live, error)
         except BaseException as error:  # whatever a model raises, SystemExit too, ends its batch and not this thread
             _LOG.exception("model '%s' version %s failed to execute", self._config.name, self._version)
             text = str(error) or type(error).__name__
             self._fail_all(live, ServingError(Code.INTERNAL, f"model '{self._config.name}' failed to execute: {text}"))
+            if on_caller and isinstance(error, KeyboardInterrupt):
+                raise  # the process was asked to stop, and it happened to be here
         else:
-            self._answer_all(live, answers)
+            self._endings.answered(live, answers)
 
-    def _execute(self, requests: list[InferenceRequest], instance: TensorInstance, trusted: bool) -> list[list[Tensor]]:
+    def _execute(
+        self, requests: list[InferenceRequest], instance: TensorInstance, on_caller: bool
+    ) -> list[list[Tensor]]:
         start = time.monotonic()
         parts = self._layout.parts_of(requests)
         inputs = self._layout.merge(requests)
+        processor = time.thread_time() if self._express is not None else 0.0
         merged = time.monotonic()
         outputs = instance.execute(inputs, _wanted(requests))
         executed = time.monotonic()
+        spent = time.thread_time() - processor if self._express is not None else 0.0
         answers = self._layout.split(outputs, parts)
         end = time.monotonic()
         for request in requests:
@@ -273,7 +273,7 @@ class TensorModel:
             times.compute_output_start = executed
             times.compute_end = end
         if self._express is not None:
-            self._quickness[parts[-1].stop].note(executed - merged, trusted=trusted)
+            self._quickness[parts[-1].stop].note(executed - merged, spent, on_caller=on_caller)
         self.statistics.executed(parts[-1].stop, requests[0].times)
         return answers
 
@@ -281,41 +281,14 @@ class TensorModel:
         live = []
         for waiting in batch:
             if waiting.request.stream.ended:
-                self._end(waiting, partial(self._count_failure, waiting, Failure.CANCELED))
+                self._endings.cancelled(waiting)
             else:
                 live.append(waiting)
         return live
 
-    def _answer_all(self, batch: list[Waiting], answers: list[list[Tensor]]) -> None:
-        if self._order is None:
-            self._answer(batch, answers)
-            return
-        for waiting, outputs in zip(batch, answers, strict=True):
-            self._end(waiting, partial(self._answer, [waiting], [outputs]))
-
-    def _answer(self, batch: list[Waiting], answers: list[list[Tensor]]) -> None:
-        answered = []
-        for waiting, outputs in zip(batch, answers, strict=True):
-            if waiting.request.stream.ended:
-                self._count_failure(waiting, Failure.CANCELED)
-            else:
-                answered.append(waiting.request.times)
-                self._keep(waiting, outputs)
-        self.statistics.succeeded(answered)  # before they are answered, see _fail
-        for waiting, outputs in zip(batch, answers, strict=True):
-            request = waiting.request
-            request.stream.finish(InferenceResponse(self._config.name, self._version, outputs, request.id))
-
-    def _keep(self, waiting: Waiting, outputs: list[Tensor]) -> None:
-        if self._cache is None or waiting.cache_key is None:
-            return
-        start = time.monotonic()
-        self._cache.put(waiting.cache_key, outputs)
-        self.statistics.missed(waiting.cache_lookup + time.monotonic() - start)
-
     def _fail_all(self, batch: list[Waiting], error: ServingError) -> None:
         for waiting in batch:
-            self._end(waiting, partial(self._fail, waiting, error, Failure.BACKEND))
+            self._endings.failed(waiting, error, Failure.BACKEND)
 
     def _shut(self) -> None:
         self._readers.shutdown()

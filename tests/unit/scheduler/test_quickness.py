@@ -10,35 +10,51 @@ from backends.api.statistics import Failure
 from scheduler.quickness import QUICK, Quickness
 from tests.unit.scheduler.tensor_fakes import Gate, answer, ask, config, echo, serving
 
+QUICKLY, SLOWLY, WAITING = (QUICK, QUICK), (1.0, 1.0), (1.0, 0.0)  # wall and processor seconds
 
-def judge(*seconds: float, trusted: bool = False) -> Quickness:
+
+def judge(*executions: tuple[float, float]) -> Quickness:
     quickness = Quickness()
-    for value in seconds:
-        quickness.note(value, trusted=trusted)
+    for wall, processor in executions:
+        quickness.note(wall, processor, on_caller=False)
     return quickness
 
 
 def test_trust_takes_many_quick_executions_and_bears_one_outlier():
-    assert not judge(*[QUICK] * 15).is_quick
-    assert judge(*[QUICK] * 16).is_quick
-    assert judge(*[QUICK] * 15, 1.0).is_quick
-    assert not judge(*[QUICK] * 15, 1.0, 1.0).is_quick
+    assert not judge(*[QUICKLY] * 15).is_quick
+    assert judge(*[QUICKLY] * 16).is_quick
+    assert judge(*[QUICKLY] * 15, SLOWLY).is_quick
+    assert not judge(*[QUICKLY] * 15, SLOWLY, SLOWLY).is_quick
+
+
+def test_waiting_for_a_busy_machine_does_not_speak_against_a_model():
+    assert judge(*[QUICKLY, WAITING, WAITING] * 6).is_quick
+
+
+def test_a_model_that_sleeps_is_not_quick_though_it_uses_no_processor():
+    assert not judge(*[WAITING] * 50).is_quick
 
 
 def test_one_slow_execution_on_a_callers_thread_ends_the_trust_for_long():
-    quickness = judge(*[QUICK] * 16)
-    quickness.note(0.002, trusted=True)
+    quickness = judge(*[QUICKLY] * 16)
+    quickness.note(0.05, 0.0, on_caller=True)
     for _ in range(900):
-        quickness.note(QUICK, trusted=False)
+        quickness.note(*QUICKLY, on_caller=False)
         assert not quickness.is_quick
     for _ in range(200):
-        quickness.note(QUICK, trusted=False)
+        quickness.note(*QUICKLY, on_caller=False)
     assert quickness.is_quick
 
 
-@given(st.lists(st.floats(2 * QUICK, 1.0), max_size=50), st.booleans())
-def test_a_slow_model_is_never_trusted(seconds, trusted):
-    assert not judge(*seconds, trusted=trusted).is_quick
+slow_walls = st.floats(2 * QUICK, 1.0)
+
+
+@given(st.lists(st.tuples(slow_walls, st.floats(0, 1.0)), max_size=50), st.booleans())
+def test_a_slow_model_is_never_trusted(executions, on_caller):
+    quickness = Quickness()
+    for wall, processor in executions:
+        quickness.note(wall, min(wall, processor), on_caller=on_caller)
+        assert not quickness.is_quick
 
 
 class Whereabouts:
@@ -107,3 +123,24 @@ async def test_a_quick_model_that_is_busy_queues_what_comes():
         assert model.num_waiting == 1
         gate.open(2)
         assert (answer(first), answer(second)) == ([1, 2], [3])
+
+
+@pytest.mark.usefixtures("certainly_quick")
+async def test_without_batching_a_quick_model_does_not_queue_behind_what_runs():
+    model_function = Whereabouts()
+    async with serving(model_function, config(batching=None), is_steady=True) as model:
+        for value in range(20):
+            request = ask(value)
+            model.infer(request)
+            answer(request)
+        gate = model_function.gate = Gate()
+        stuck = ask(1, 2)
+        model.infer(stuck)
+        gate.wait_entered()
+        model_function.gate = None
+        request = ask(3)
+        model.infer(request)
+        assert request.stream.ended
+        assert answer(request) == [3]
+        gate.open()
+        assert answer(stuck) == [1, 2]
