@@ -8,7 +8,8 @@ class OpenAIOptions:
     """Limits and intervals of the OpenAI face; times in seconds.
 
     `request_timeout` None: a request may wait and run as long as its client stays. `keep_alive_interval` 0: no
-    heartbeats. `strict_max_tokens`: refuse a `max_tokens` that does not fit beside the prompt instead of clamping it.
+    heartbeats. `max_choices` bounds `n`, `max_prompts` the prompts of a text completion and also prompts times `n`.
+    `strict_max_tokens`: refuse a `max_tokens` that does not fit beside the prompt instead of clamping it.
     """
 
     max_body_bytes: int = 16 * 2**20

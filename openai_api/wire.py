@@ -79,6 +79,10 @@ def read_completion(body: bytes, limits: OpenAIOptions) -> CompletionRequest:
         message = "'max_tokens': expected at least 1 (0 is allowed with 'echo': true), got 0"
         raise invalid("integer_below_min_value", "max_tokens", message)
     prompts, paths = _prompts(fields, limits.max_prompts)
+    samples = fields.integer("n", 1, limits.max_choices) or 1
+    if samples * len(prompts) > limits.max_prompts:
+        message = f"'n': expected at most {limits.max_prompts} choices over all prompts, got {samples * len(prompts)}"
+        raise invalid("integer_above_max_value", "n", message)
     _refuse_completion_members(fields)
     request = CompletionRequest(
         options=read_generation(

@@ -215,6 +215,7 @@ def test_a_wrong_chat_member_is_named(members, reason, param):
         ({"logprobs": True}, "invalid_type", "logprobs"),
         ({"suffix": "x"}, "unsupported_parameter", "suffix"),
         ({"best_of": 2}, "unsupported_parameter", "best_of"),
+        ({"prompt": ["x"] * 9, "n": 128}, "integer_above_max_value", "n"),
     ],
 )
 def test_a_wrong_completion_member_is_named(members, reason, param):
