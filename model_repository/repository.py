@@ -67,7 +67,9 @@ class Repository:
         raise not_available(self._records.get(name), name, version)
 
     def is_ready(self, name: str, version: str = "") -> bool:
-        return self._table.get(name, version) is not None
+        """Whether a request would be taken now: a live model whose engine restarts is not ready for the moment."""
+        model = self._table.get(name, version)
+        return model is not None and bool(getattr(model, "is_ready", True))
 
     def versions(self, name: str) -> list[str]:
         """The versions that answer, lowest first."""

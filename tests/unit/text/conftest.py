@@ -8,15 +8,10 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import settings
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from backends.text.tokenizer import Tokenizer, load_tokenizer
 from backends.text.tokenizer_files import TokenizerSettings
-
-# How long an example takes says nothing on a busy machine
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
 
 
 def byte_level_backend() -> tokenizers.Tokenizer:
