@@ -182,4 +182,6 @@ def _repository_options(settings: Settings) -> RepositoryOptions:
 
 
 def _openai_options(settings: Settings) -> OpenAIOptions:
-    return OpenAIOptions(keep_alive_interval=settings.sse_keep_alive_interval)
+    return OpenAIOptions(
+        max_body_bytes=settings.http_max_input_size, keep_alive_interval=settings.sse_keep_alive_interval
+    )

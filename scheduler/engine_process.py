@@ -62,10 +62,12 @@ def _merge(commands: Commands, more: Commands) -> None:
 
 
 def serve(engine: Engine, link: Link) -> None:
-    """Step as long as there is work, and listen before each step."""
+    """Step as long as there is work, and listen before each step.
+
+    Commands are followed by a step even when they leave no work: its frame tells of the engine that an abort emptied.
+    """
     while not engine.apply(link.receive(wait=not engine.has_work)):
-        if engine.has_work:
-            link.send(engine.step())
+        link.send(engine.step())
 
 
 def run(spec: EngineSpec, link: Link) -> int:

@@ -84,8 +84,7 @@ class LocalEngine:
     def _run(self) -> None:
         try:
             while not self._engine.apply(self._take_commands()):
-                if self._engine.has_work:
-                    self._deliver(self._engine.step())
+                self._deliver(self._engine.step())
         except Exception as error:
             log.exception("the token engine ended")
             self._stop(ServingError(Code.INTERNAL, f"the token engine ended: {error}"))

@@ -150,6 +150,30 @@ async def test_a_cancelled_stream_gives_its_blocks_back_and_is_counted():
         assert client.load.num_running == 0
 
 
+class IdleSeen(Recorder):
+    """Says when a frame tells of an engine without requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = asyncio.Event()
+
+    def step(self, frame: StepFrame) -> None:
+        super().step(frame)
+        if frame.stats.num_running == 0 and frame.stats.num_free_blocks == frame.stats.num_blocks:
+            self.idle.set()
+
+
+async def test_an_abort_that_empties_the_engine_is_told_without_another_request():
+    observer = IdleSeen()
+    async with running(observer=observer) as client:
+        long = request([1, 2, 3], max_tokens=3900)
+        client.generate(long)
+        await anext(long.stream)
+        observer.idle.clear()
+        long.stream.cancel()
+        await asyncio.wait_for(observer.idle.wait(), 30)
+
+
 def on_third_try(folder, parameters, model_name, progress):
     """Loads, then fails, then loads, as the lines of a file count."""
     with Path(parameters["lives"]).open("a+") as lives:
