@@ -39,6 +39,8 @@ class TensorModel:
     to be quicker than the way to a thread and back may run a lone request where it was asked (`express`).
     """
 
+    infers_on_any_thread = True
+
     def __init__(
         self,
         config: ModelConfig,

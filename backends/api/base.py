@@ -106,6 +106,9 @@ class LiveModel(Protocol):
     """A loaded version of a model, as `find` returns it.
 
     Requests taken before `close` are answered; `close` returns when they are.
+
+    Fronts also look for what not every model has: `statistics` (a ModelStatistics), `labels` (output -> class names),
+    and `infers_on_any_thread` (True: `infer` need not be called on the event loop).
     """
 
     @property

@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from backends.api.errors import Code, ServingError
-from backends.api.model_config import ModelConfig, TensorSpec
+from backends.api.model_config import InstanceGroup, ModelConfig, TensorSpec
 from backends.api.request import InferenceRequest, InferenceResponse
 from backends.api.statistics import ModelStatistics
 from backends.api.tensor import Tensor
@@ -22,6 +22,8 @@ from gateway.kserve_http import routes
 from gateway.kserve_http_infer import HotPath
 from gateway.kserve_service import Service
 from gateway.shared_memory import CudaSharedMemory, SharedMemory
+from model_repository.pbtxt import to_json
+from model_repository.proto import to_proto
 from model_repository.states import IndexEntry, State
 
 Behaviour = Callable[["FakeModel", InferenceRequest], None]
@@ -145,6 +147,7 @@ def identity(
         inputs=(TensorSpec("IN", datatype, dims),),
         outputs=(TensorSpec("OUT", datatype, dims),),
         decoupled=more.pop("decoupled", False),
+        instance_groups=(InstanceGroup(f"{name}_0", "KIND_CPU"),),
     )
     return FakeModel(config, more.pop("behaviour", echo), **more)
 
@@ -185,16 +188,6 @@ def standard_models() -> list[FakeModel]:
     ]
 
 
-def config_to_json(config: ModelConfig) -> dict[str, Any]:
-    return {"name": config.name, "max_batch_size": config.max_batch_size, "backend": config.backend}
-
-
-def config_to_proto(config: ModelConfig) -> Any:
-    from tritonclient.grpc import model_config_pb2
-
-    return model_config_pb2.ModelConfig(**config_to_json(config))
-
-
 def service(**changes: Any) -> Service:
     repository = FakeRepository()
     repository.add(*standard_models())
@@ -202,7 +195,7 @@ def service(**changes: Any) -> Service:
         "system_memory": SharedMemory(allowed=True),
         "cuda_memory": CudaSharedMemory(allowed=True),
     }
-    return Service(repository, config_to_json, config_to_proto, **{**allowed, **changes})
+    return Service(repository, to_json, to_proto, **{**allowed, **changes})
 
 
 def application(kserve: Service) -> Any:

@@ -1,6 +1,9 @@
 import queue
+import shutil
+import subprocess
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,6 +20,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from backends.api.errors import ServingError
 from backends.api.request import InferenceRequest
+from gateway.kserve_grpc import GrpcOptions
 from gateway.kserve_service import Restriction, Service
 from tests.fakes.kserve import grpc_server, service
 
@@ -355,8 +359,6 @@ def test_a_restricted_protocol_asks_for_its_header() -> None:
 
 
 def test_a_port_that_is_taken_is_told() -> None:
-    from gateway.kserve_grpc import GrpcOptions
-
     with grpc_server(service()) as where:
         port = int(where.split(":")[1])
         with pytest.raises(ServingError, match="already in use"), grpc_server(service(), GrpcOptions(port=port)):
@@ -383,3 +385,18 @@ def test_no_message_makes_a_server_error(
     except grpc.RpcError as error:
         outcome = error.code().name
     assert outcome in ("OK", "INVALID_ARGUMENT", "NOT_FOUND")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+def test_tls_with_the_servers_certificate(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    )
+    subprocess.run([*command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    options = GrpcOptions(port=0, server_cert=certificate, server_key=key)
+    credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
+    with grpc_server(service(), options) as where, grpc.secure_channel(where, credentials) as channel:
+        assert (
+            service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request(), timeout=10).model_name == "ident"
+        )
