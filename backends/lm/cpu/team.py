@@ -14,6 +14,7 @@ One team is used by one caller at a time.
 
 import ctypes
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -153,7 +154,7 @@ class Tape:
 
 
 class Team:
-    """`num_threads` threads, the caller's among them."""
+    """`num_threads` threads, the caller's among them. Its helpers end with `close`, or when nobody holds it."""
 
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
@@ -162,13 +163,12 @@ class Team:
         self._address = self._memory.ctypes.data
         self._lead = _c_function(_lead, 3)
         self._helpers = [
-            threading.Thread(
-                target=_c_function(_help, 1), args=(self._address,), name=f"lm-compute-{index}", daemon=True
-            )
+            threading.Thread(target=_be_helper, args=(self._memory,), name=f"lm-compute-{index}", daemon=True)
             for index in range(1, num_threads)
         ]
         for helper in self._helpers:
             helper.start()
+        self._end = weakref.finalize(self, _end_helpers, self._memory)
 
     def run(self, tape: Tape) -> None:
         """Return when all tasks of `tape` are done, in order. Releases the GIL."""
@@ -181,8 +181,17 @@ class Team:
 
     def close(self) -> None:
         """End the helpers; what runs afterwards runs on the caller's thread alone."""
-        self._memory[_NUM_THREADS // 8] = 1
-        _c_function(_stop, 1)(self._address)
+        self._end()
         for helper in self._helpers:
             helper.join()
         self._helpers.clear()
+
+
+def _be_helper(memory: np.ndarray) -> None:
+    """A helper's thread. Holds the team's memory, which may outlive the team itself by a moment."""
+    _c_function(_help, 1)(memory.ctypes.data)
+
+
+def _end_helpers(memory: np.ndarray) -> None:
+    memory[_NUM_THREADS // 8] = 1
+    _c_function(_stop, 1)(memory.ctypes.data)

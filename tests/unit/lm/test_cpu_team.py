@@ -1,5 +1,6 @@
 """The team: every item once, tasks in order, helpers that sleep and wake, an end."""
 
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -90,6 +91,14 @@ def test_closing_ends_the_threads_and_work_goes_on_alone() -> None:
     args = counters(10)
     team.run(Tape([(count_items, args)]))
     assert args[1:].tolist() == [1] * 10
+
+
+def test_threads_end_when_the_team_is_forgotten() -> None:
+    helpers = Team(3)._helpers[:]
+    gc.collect()
+    for helper in helpers:
+        helper.join(10)
+    assert not any(helper.is_alive() for helper in helpers)
 
 
 def test_arguments_may_change_between_runs(team: Team) -> None:
