@@ -46,10 +46,6 @@ class IdentityBackend:
                 Code.INVALID, f"model '{config.name}': parameter 'execute_delay_ms' must be a number, got '{text}'"
             ) from None
 
-    @property
-    def is_steady(self) -> bool:
-        return not self._delay
-
     def complete(self, config: ModelConfig) -> ModelConfig:
         if not config.inputs or len(config.inputs) != len(config.outputs):
             raise ServingError(

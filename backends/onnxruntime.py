@@ -75,8 +75,6 @@ class OnnxInstance:
 class OnnxBackend:
     """One .onnx file. Sessions are opened when first needed, one a device, and live until `close`."""
 
-    is_steady = True
-
     def __init__(self, config: ModelConfig, folder: Path) -> None:
         self._config = config
         self._path = _model_file(config, folder)

@@ -111,8 +111,6 @@ class TorchInstance:
 class TorchBackend:
     """One model, opened once for each device it runs on."""
 
-    is_steady = False  # a module may do anything
-
     def __init__(self, config: ModelConfig, folder: Path) -> None:
         self._config = config
         self._folder = folder

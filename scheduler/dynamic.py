@@ -68,11 +68,6 @@ class BatchScheduler:
         """Requests that are queued and not yet in a batch."""
         return len(self._queue)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing waits or runs, as of this moment: a hint, read without the lock."""
-        return not self._num_busy and not len(self._queue)
-
     def submit(self, waiting: Waiting) -> None:
         """Queue a request. Raises ServingError: OVERLOADED with a full queue, UNAVAILABLE while closing."""
         refused: list[Waiting] = []

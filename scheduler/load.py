@@ -105,7 +105,6 @@ async def _start_instances(
             raise
         return instance
 
-    can_express = model.can_express and not any(group.resources for group in config.instance_groups)
     threads: list[InstanceThread] = []
     claims: list[Claim] = []
     try:
@@ -120,8 +119,6 @@ async def _start_instances(
         ):
             if isinstance(outcome, BaseException):
                 raise _as_load_error(config, outcome)
-        is_on_cpu = all(thread.placement.kind == "CPU" for thread in threads)
-        express = backend.instance(Placement(f"{config.name}_express")) if is_on_cpu and can_express else None
     except BaseException:
         for thread in threads:
             thread.abandon()
@@ -129,7 +126,7 @@ async def _start_instances(
         for claim in claims:
             claim.drop()
         raise
-    model.start(threads, claims, express)
+    model.start(threads, claims)
 
 
 def _as_load_error(config: ModelConfig, error: BaseException) -> BaseException:

@@ -42,11 +42,6 @@ class BatchLayout:
         )
         self._is_uniform = all(-1 not in spec.dims and not spec.optional for spec in config.inputs)
 
-    @property
-    def is_uniform(self) -> bool:
-        """Whether every row has the same inputs of the same shapes, and none of them strings."""
-        return self._is_uniform and all(spec.datatype != "BYTES" for spec in self._inputs.values())
-
     def rows_of(self, request: InferenceRequest) -> int:
         """The rows `request` brings: 1 for a model without batching, and for a request without inputs."""
         if not self._batching or not request.inputs:

@@ -37,15 +37,11 @@ class TensorInstance(Protocol):
 class TensorBackend(Protocol):
     """A model file opened by its framework: it completes the config and makes instances.
 
-    `num_gpus` is how many GPUs it can place instances on, 0 for none. `is_steady` promises that an instance on the CPU
-    may run on any thread, one batch at a time, and that its time depends on the shapes of its inputs alone.
+    `num_gpus` is how many GPUs it can place instances on, 0 for none.
     """
 
     @property
     def num_gpus(self) -> int: ...
-
-    @property
-    def is_steady(self) -> bool: ...
 
     def complete(self, config: ModelConfig) -> ModelConfig:
         """`config` with what the file knows (inputs, outputs, max_batch_size) filled in where left out.

@@ -31,9 +31,8 @@ def echo(inputs: dict[str, Tensor], outputs: Sequence[str]) -> dict[str, Tensor]
 class FakeBackend:
     """Runs a Python function; knows how many of its instances are open and on which threads they ran."""
 
-    def __init__(self, execute: Execute = echo, *, is_steady: bool = False) -> None:
+    def __init__(self, execute: Execute = echo) -> None:
         self.num_gpus = 0
-        self.is_steady = is_steady
         self.num_open = 0
         self.closed = 0
         self.threads: set[int] = set()
@@ -58,7 +57,7 @@ class FakeInstance:
         self.thread = threading.get_ident()
 
     def execute(self, inputs: dict[str, Tensor], outputs: Sequence[str]) -> dict[str, Tensor]:
-        assert self.backend.is_steady or threading.get_ident() == self.thread, "an instance runs where it was made"
+        assert threading.get_ident() == self.thread, "an instance runs where it was made"
         return self.backend.function(inputs, outputs)
 
     def close(self) -> None:
@@ -129,10 +128,10 @@ def answer(request: InferenceRequest) -> list[float]:
 
 @asynccontextmanager
 async def serving(
-    execute: Execute = echo, model_config: ModelConfig | None = None, *, is_steady: bool = False, **fields: object
+    execute: Execute = echo, model_config: ModelConfig | None = None, **fields: object
 ) -> AsyncIterator[TensorModel]:
     """A running model over `execute`; drained and closed at the end."""
-    backend = FakeBackend(execute, is_steady=is_steady)
+    backend = FakeBackend(execute)
     with tempfile.TemporaryDirectory() as folder:
         model = await start_tensor_model(
             backend,
