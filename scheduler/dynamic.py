@@ -110,13 +110,12 @@ class BatchScheduler:
                     seat.busy = True
                     if len(self._queue):
                         self._call_one()
-                elif self._closing:
-                    return None
-                else:
+                is_over = not batch and self._closing
+                if not batch and not is_over:
                     self._sit_down(seat, wait)
             self._refuse(refused)
-            if batch:
-                return batch
+            if batch or is_over:
+                return batch or None
             seat.gate.acquire(timeout=-1 if wait == inf else min(wait, _LONGEST_WAIT))
 
     def close(self) -> None:
