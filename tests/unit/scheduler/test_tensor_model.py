@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import threading
 import weakref
 
 import numpy as np
@@ -13,7 +12,6 @@ from backends.api.errors import Code, ServingError
 from backends.api.model_config import DynamicBatching, QueuePolicy, TimeoutAction
 from backends.api.statistics import Failure
 from backends.api.tensor import Tensor
-from scheduler.alarm import Alarm
 from tests.unit.scheduler.tensor_fakes import PATIENCE, Gate, answer, ask, config, echo, serving
 
 
@@ -250,23 +248,6 @@ async def test_a_timeout_in_the_queue_does_not_wait_for_a_free_instance(batching
         gate.open()
         assert answer(first) == [1]
         assert gate.batches == [[1]]
-
-
-async def test_a_request_that_times_out_while_the_model_closes_is_told_so():
-    gate = Gate()
-    async with serving(gate, config(max_batch_size=1)) as model:
-        model.infer(ask(1))
-        gate.wait_entered()
-        late = ask(2, timeout_us=1)
-        model._scheduler._alarm = Alarm()  # not running: the thread that comes back finds it expired
-        model._scheduler._alarm._thread = threading.current_thread()
-        model.infer(late)
-        closing = asyncio.ensure_future(model.close())
-        await asyncio.sleep(0)
-        gate.open(2)
-        await closing
-        with pytest.raises(ServingError, match="Request timeout expired"):
-            answer(late)
 
 
 async def test_a_callers_deadline_ends_the_wait():
