@@ -4,6 +4,7 @@ A body over the limit is refused before it is held: by its Content-Length at onc
 come, or come out of decompression, pass the limit. The server then lets go of what else the client sends.
 """
 
+import asyncio
 import gzip
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
@@ -23,6 +24,8 @@ Header = tuple[bytes, bytes]
 
 JSON = b"application/json"
 _GZIP_LEVEL = 1  # on loopback and in a data centre the processor is the scarcer good
+_BY_PREFERENCE = (b"gzip", b"deflate", b"identity")
+_SMALL = 4096  # compressed bytes that cannot hold the event loop up for long, whatever they expand to
 _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}  # zlib's numbers for either frame
 
 
@@ -39,7 +42,11 @@ async def read_body(receive: Receive, headers: dict[bytes, bytes], limit: int) -
     if declared.isdigit() and int(declared) > limit:
         raise too_large(int(declared), limit)
     body = await _collect(receive, limit)
-    return decompress(body, encoding, limit) if encoding in _WINDOW_BITS else body
+    if encoding not in _WINDOW_BITS:
+        return body
+    if len(body) <= _SMALL:
+        return decompress(body, encoding, limit)
+    return await asyncio.to_thread(decompress, body, encoding, limit)
 
 
 async def _collect(receive: Receive, limit: int) -> bytes:
@@ -87,19 +94,13 @@ def best_encoding(accept: bytes) -> bytes:
 
     The highest q wins; of equals gzip, then deflate, then identity, as Triton chooses.
     """
-    best, quality = b"", 0.0
+    weights = dict.fromkeys(_BY_PREFERENCE, 0.0)
     for part in accept.lower().split(b","):
         name, _, rest = part.partition(b";")
-        name = name.strip()
-        if name not in (b"gzip", b"deflate", b"identity"):
-            continue
-        weight = _quality(rest)
-        rank = (b"identity", b"deflate", b"gzip").index(name)
-        if weight > quality or (
-            weight == quality > 0 and rank > (b"identity", b"deflate", b"gzip").index(best or b"identity")
-        ):
-            best, quality = name, weight
-    return b"" if best == b"identity" else best
+        if name.strip() in weights:
+            weights[name.strip()] = _quality(rest)
+    best = max(weights, key=weights.__getitem__)  # of equals the first
+    return b"" if weights[best] <= 0 or best == b"identity" else best
 
 
 def _quality(text: bytes) -> float:

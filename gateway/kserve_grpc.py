@@ -25,7 +25,8 @@ from gateway import kserve_grpc_control as control
 from gateway.errors import as_serving_error, grpc_status
 from gateway.kserve_grpc_front import Front
 from gateway.kserve_grpc_health import Health
-from gateway.kserve_grpc_infer import model_infer, stream_infer
+from gateway.kserve_grpc_infer import model_infer
+from gateway.kserve_grpc_stream import stream_infer
 from gateway.kserve_service import Service
 
 log = logging.getLogger(__name__)
