@@ -8,6 +8,7 @@ inter-token latency start at 0.5 ms, where vLLM's start at 10.
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import prometheus_client as prometheus
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -19,7 +20,7 @@ from backends.api.base import LiveModel
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from backends.api.request import FinishReason, GenerateRequest
-from backends.api.statistics import Counts, Duration, ModelStatistics
+from backends.api.statistics import LATENCY_BOUNDS, Counts, Duration, Latencies, ModelStatistics
 from gateway.exposition import Sample, render
 from scheduler.engine_observer import EngineObserver
 from scheduler.frames import EngineStats, StepFrame
@@ -294,25 +295,70 @@ def _us(duration: Duration) -> int:
     return duration.ns // 1000
 
 
-def _triton_families(models: Iterable[LiveModel]) -> Iterable[str]:
-    measured: list[tuple[dict[str, str], Counts, bool]] = []
-    for model in models:
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """One model version at scrape time."""
+
+    labels: dict[str, str]
+    counts: Counts
+    num_waiting: int
+    has_cache: bool
+
+    @classmethod
+    def of(cls, model: LiveModel) -> "_Measured | None":
+        """None for a model that keeps no statistics."""
         statistics = getattr(model, "statistics", None)
-        if isinstance(statistics, ModelStatistics):
-            tags = {f"_{key}": value for key, value in model.config.metric_tags.items()}
-            labels = {"model": model.config.name, "version": model.version, **tags}
-            measured.append((labels, statistics.snapshot(), model.config.response_cache))
+        if not isinstance(statistics, ModelStatistics):
+            return None
+        tags = {f"_{key}": value for key, value in model.config.metric_tags.items()}
+        labels = {"model": model.config.name, "version": model.version, **tags}
+        waiting = getattr(model, "num_waiting", 0)
+        return cls(labels, statistics.snapshot(), waiting, model.config.response_cache)
+
+
+def _triton_families(models: Iterable[LiveModel]) -> Iterable[str]:
+    measured = [found for model in models if (found := _Measured.of(model)) is not None]
     for name, text, value in _COUNTERS:
-        yield render(name, "counter", text, [Sample(labels, value(counts)) for labels, counts, _ in measured])
+        yield render(name, "counter", text, [Sample(each.labels, value(each.counts)) for each in measured])
     for name, text, value in _CACHE_COUNTERS:
-        yield render(name, "counter", text, [Sample(labels, value(c)) for labels, c, cached in measured if cached])
+        yield render(
+            name, "counter", text, [Sample(each.labels, value(each.counts)) for each in measured if each.has_cache]
+        )
     yield render(
         "nv_inference_request_failure",
         "counter",
         "Number of failed inference requests, all batch sizes",
         [
-            Sample({**labels, "reason": reason.value}, count)
-            for labels, counts, _ in measured
-            for reason, count in counts.failures.items()
+            Sample({**each.labels, "reason": reason.value}, count)
+            for each in measured
+            for reason, count in each.counts.failures.items()
         ],
     )
+    yield render(
+        "nv_inference_pending_request_count",
+        "gauge",
+        "Instantaneous number of pending requests awaiting execution per-model.",
+        [Sample(each.labels, each.num_waiting) for each in measured],
+    )
+    yield _histogram(
+        "tidegate_inference_request_duration_seconds",
+        "From arrival to answer, of successful requests",
+        [(each.labels, each.counts.request_latencies) for each in measured],
+    )
+    yield _histogram(
+        "tidegate_inference_queue_duration_seconds",
+        "From arrival in the queue to execution, of successful requests",
+        [(each.labels, each.counts.queue_latencies) for each in measured],
+    )
+
+
+def _histogram(name: str, text: str, series: Iterable[tuple[dict[str, str], Latencies]]) -> str:
+    samples: list[Sample] = []
+    for labels, latencies in series:
+        total = 0
+        for bound, count in zip((*map(str, LATENCY_BOUNDS), "+Inf"), latencies.counts, strict=True):
+            total += count
+            samples.append(Sample({**labels, "le": bound}, total, "_bucket"))
+        samples.append(Sample(labels, latencies.seconds, "_sum"))
+        samples.append(Sample(labels, total, "_count"))
+    return render(name, "histogram", text, samples)

@@ -6,6 +6,7 @@ Each accepted or refused request is counted once, as a success, a failure with i
 
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -61,6 +62,22 @@ class ResponseStatistics:
     cancel: Duration = field(default_factory=Duration)
 
 
+# Upper ends of the latency histograms, in seconds; what is longer falls in a last bucket without end
+LATENCY_BOUNDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+@dataclass(slots=True)
+class Latencies:
+    """How many requests took how long: `counts[i]` up to LATENCY_BOUNDS[i], the last beyond all of them."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS) + 1))
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(LATENCY_BOUNDS, seconds)] += 1
+        self.seconds += seconds
+
+
 @dataclass(slots=True)
 class Counts:
     """The numbers themselves, named as in the protocol's `model_stats`.
@@ -83,6 +100,8 @@ class Counts:
     cache_miss: Duration = field(default_factory=Duration)
     batch_stats: dict[int, BatchStatistics] = field(default_factory=dict)
     response_stats: dict[int, ResponseStatistics] = field(default_factory=dict)
+    request_latencies: Latencies = field(default_factory=Latencies)
+    queue_latencies: Latencies = field(default_factory=Latencies)
     failures: dict[Failure, int] = field(default_factory=lambda: dict.fromkeys(Failure, 0))
 
 
@@ -119,11 +138,15 @@ class ModelStatistics:
         count = len(requests)
         first = requests[0]  # what follows the queue is the same for all
         total = queued = 0.0
-        for times in requests:
-            total += times.compute_end - (times.received or times.queued)
-            queued += first.compute_start - times.queued
         with self._lock:
             counts = self._counts
+            for times in requests:
+                whole = times.compute_end - (times.received or times.queued)
+                waited = first.compute_start - times.queued
+                total += whole
+                queued += waited
+                counts.request_latencies.add(whole)
+                counts.queue_latencies.add(waited)
             counts.success.add(total, count)
             counts.queue.add(queued, count)
             counts.compute_input.add(count * (first.compute_input_end - first.compute_start), count)
@@ -143,7 +166,10 @@ class ModelStatistics:
             counts.last_inference = round(time.time() * 1000)
             counts.cache_hit.add(lookup)
             counts.queue.add(0.0)
-            counts.success.add(times.compute_end - (times.received or times.queued))
+            whole = times.compute_end - (times.received or times.queued)
+            counts.success.add(whole)
+            counts.request_latencies.add(whole)
+            counts.queue_latencies.add(0.0)
 
     def missed(self, seconds: float) -> None:
         """The cache did not have an answer; `seconds` is the look-up and the later insertion."""
