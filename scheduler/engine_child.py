@@ -1,6 +1,7 @@
 """One engine process, seen from its parent: started, talked to, watched to its end."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -37,9 +38,10 @@ class EngineChild(asyncio.Protocol):
         """Start a process; its frames go to `on_frame` on this loop."""
         child = cls(on_frame)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        process: asyncio.subprocess.Process | None = None
         try:
             with theirs:
-                child._process = await asyncio.create_subprocess_exec(
+                process = child._process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-P", "-m", "scheduler.engine_process"),
                     *(str(theirs.fileno()), str(os.getpid()), msgspec.json.encode(spec).decode()),
                     pass_fds=(theirs.fileno(),),
@@ -51,6 +53,10 @@ class EngineChild(asyncio.Protocol):
             await asyncio.get_running_loop().create_unix_connection(lambda: child, sock=ours)
         except BaseException:
             ours.close()
+            if process is not None:  # cancelled just after it was started
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await asyncio.shield(process.communicate())
             raise
         child.ended = asyncio.create_task(child._watch(spec.model_name), name=f"engine child of {spec.model_name}")
         return child
