@@ -33,8 +33,8 @@ class TensorModel:
     """A `LiveModel` over a tensor backend.
 
     Every request that `infer` takes is ended once: by its outputs, an error, or its reader's cancel, and is counted
-    once in `statistics`. Nothing runs on the caller's thread, so a slow model delays nobody else. (Measured: running quick models
-    there gains 5 % for one client and costs a third at sixteen, whose requests then share no batch and no second core.)
+    once in `statistics`. Nothing runs on the caller's thread, so a slow model delays nobody else; for quick models that was tried
+    too, and did not pay: requests that come together then share no batch and no second core.
     """
 
     infers_on_any_thread = True
