@@ -1,11 +1,15 @@
 """A loaded version of a language model: its engine, and the text side that the fronts use."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from backends.api.base import TokenEngine
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from backends.api.request import GenerateRequest, InferenceRequest
+from backends.api.statistics import Failure
+from scheduler.language_face import LanguageFace
+from scheduler.language_tensors import INPUTS, OUTPUTS
 
 if TYPE_CHECKING:
     from backends.text.template import ChatTemplate
@@ -15,7 +19,7 @@ if TYPE_CHECKING:
 class LanguageModel:
     """A `LiveModel` that generates. `max_model_len` bounds prompt and answer together, in tokens.
 
-    `template` is None where the model cannot chat.
+    `template` is None where the model cannot chat. `statistics` count what came through `infer`: KServe and ensembles.
     """
 
     def __init__(
@@ -28,13 +32,15 @@ class LanguageModel:
         template: "ChatTemplate | None",
         max_model_len: int,
     ) -> None:
-        self.config = config
+        self.config = replace(config, inputs=INPUTS, outputs=OUTPUTS, decoupled=True)
         self.version = version
         self.engine = engine
         self.tokenizer = tokenizer
         self.template = template
         self.max_model_len = max_model_len
         self._closing = False
+        self._face = LanguageFace(self)
+        self.statistics = self._face.statistics
 
     @property
     def is_ready(self) -> bool:
@@ -48,14 +54,15 @@ class LanguageModel:
         self.engine.generate(request)
 
     def infer(self, request: InferenceRequest) -> None:
-        raise ServingError(
-            Code.UNSUPPORTED,
-            f"model '{self.config.name}' generates text from tokens and takes no tensors: "
-            "ask it through /v1/chat/completions or /v1/completions",
-        )
+        """Take text and answer with text (triton spec 8.2). Raises ServingError if refused at once."""
+        if self._closing:
+            self.statistics.failed(Failure.REJECTED)
+            raise ServingError(Code.UNAVAILABLE, f"model '{self.config.name}' is being unloaded", reason="closing")
+        self._face.infer(request)
 
     async def close(self) -> None:
         """Answer every request taken so far, then give all memory back."""
         self._closing = True
+        await self._face.drain()
         await self.engine.drain()
         await self.engine.close()

@@ -8,7 +8,7 @@ import pytest
 from backends.api.base import LiveModel
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
-from backends.api.request import GenerateRequest, InferenceRequest, SamplingParams
+from backends.api.request import GenerateRequest, SamplingParams
 from scheduler.engine import Engine
 from scheduler.engine_options import EngineOptions
 from scheduler.language_model import LanguageModel
@@ -32,12 +32,12 @@ def request() -> GenerateRequest:
     return GenerateRequest(id="r", prompt=[1, 2], sampling=SamplingParams(max_tokens=3, ignore_eos=True))
 
 
-async def test_it_is_a_live_model_that_generates_and_takes_no_tensors():
+async def test_it_is_a_live_model_that_generates_and_says_what_it_takes_and_gives():
     served = model(FakeRunner())
     assert isinstance(served, LiveModel)
-    with pytest.raises(ServingError, match="/v1/chat/completions") as refused:
-        served.infer(InferenceRequest("m", "", []))
-    assert refused.value.code is Code.UNSUPPORTED
+    assert served.config.decoupled
+    assert [spec.name for spec in served.config.inputs if not spec.optional] == ["text_input"]
+    assert served.config.outputs[0].name == "text_output"
     asked = request()
     served.generate(asked)
     assert len([event async for event in asked.stream]) == 3
