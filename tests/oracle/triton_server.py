@@ -27,13 +27,13 @@ class TritonUnavailableError(Exception):
 
 
 @contextmanager
-def triton_server(folder: Path) -> Iterator[tuple[str, str]]:
-    """A running Triton with the models of `triton_models`; gives its HTTP and gRPC `host:port`.
+def triton_server(folder: Path, repository: Path | None = None) -> Iterator[tuple[str, str]]:
+    """A running Triton with the models of `repository`, else of `triton_models`; gives its HTTP and gRPC `host:port`.
 
-    `folder` holds its repository and log. Raises TritonUnavailableError.
+    `folder` holds its log. Raises TritonUnavailableError.
     """
     home = _built(Path(os.environ.get("TIDEGATE_ORACLE") or Path.home() / ".cache" / "tidegate-oracle"))
-    repository = write_repository(folder / "models")
+    repository = repository or write_repository(folder / "models")
     ports = [_free_port() for _ in range(3)]
     server = home / "pt" / "pytriton" / "tritonserver"
     environment = {
