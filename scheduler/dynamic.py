@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
+from backends.api.base import Gate
 from backends.api.errors import Code, ServingError
 from scheduler.alarm import Alarm
 from scheduler.batch import QUEUE_FULL, BatchPolicy, BatchQueue, Waiting, next_batch, refusal
@@ -21,13 +22,17 @@ _LONGEST_WAIT = 3600.0  # seconds; a thread that wakes early only looks again
 
 
 class Seat:
-    """Where one thread waits for work. `gate` is held while it is closed; only the scheduler opens it."""
+    """Where one thread waits for work. `gate` is held while it is closed; only the scheduler opens it.
+
+    Whoever has more to wait for than work brings a gate of its own.
+    """
 
     __slots__ = ("busy", "called", "gate", "timing")
 
-    def __init__(self) -> None:
-        self.gate = threading.Lock()
-        self.gate.acquire()
+    def __init__(self, gate: Gate | None = None) -> None:
+        self.gate: Gate = threading.Lock() if gate is None else gate
+        if gate is None:
+            self.gate.acquire()
         self.called = False  # the gate was opened and the thread has not come back yet
         self.timing = False  # it waits for a batch's delay to pass
         self.busy = False  # it has a batch
@@ -62,6 +67,7 @@ class BatchScheduler:
         self._smallest_preferred = min(policy.preferred, default=0)
         self._armed = inf
         self._closing = False
+        self._suspended: ServingError | None = None
 
     @property
     def num_waiting(self) -> int:
@@ -74,6 +80,8 @@ class BatchScheduler:
         with self._lock:
             if self._closing:
                 raise ServingError(Code.UNAVAILABLE, STOPPING, reason="closing")
+            if self._suspended is not None:
+                raise self._suspended
             queue = self._queue
             if queue.is_full(waiting.level):
                 refused = self._make_room(waiting.level)
@@ -117,6 +125,19 @@ class BatchScheduler:
             if batch or is_over:
                 return batch or None
             seat.gate.acquire(timeout=-1 if wait == inf else min(wait, _LONGEST_WAIT))
+
+    def suspend(self, error: ServingError) -> list[Waiting]:
+        """Refuse new requests with `error` until `resume`; those that waited, which have left the queue."""
+        with self._lock:
+            self._suspended = error
+            waiting = list(self._queue)
+            for each in waiting:
+                self._queue.remove(each)
+        return waiting
+
+    def resume(self) -> None:
+        with self._lock:
+            self._suspended = None
 
     def close(self) -> None:
         """Refuse new requests, hand out what is queued without delay, then let every thread go."""

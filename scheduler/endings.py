@@ -42,11 +42,20 @@ class Endings:
 
     def answered(self, batch: Sequence[Waiting], answers: Sequence[list[Tensor]]) -> None:
         """The outputs of one execution, each request's own."""
+        model, version = self._model, self._version
+        self.responded(batch, [InferenceResponse(model, version, outputs) for outputs in answers])
+
+    def responded(self, batch: Sequence[Waiting], responses: Sequence[InferenceResponse]) -> None:
+        """The same with whole responses."""
         if self._order is None:
-            self._answer(batch, answers)
+            self._answer(batch, responses)
             return
-        for waiting, outputs in zip(batch, answers, strict=True):
-            self._order.deliver(waiting, partial(self._answer, [waiting], [outputs]))
+        for waiting, response in zip(batch, responses, strict=True):
+            self._order.deliver(waiting, partial(self._answer, [waiting], [response]))
+
+    def finished(self, waiting: Waiting) -> None:
+        """All its answers have been put on its stream before."""
+        self._end(waiting, partial(self._finish, waiting))
 
     def _end(self, waiting: Waiting, act: Callable[[], None]) -> None:
         if self._order is None:
@@ -58,18 +67,25 @@ class Endings:
         self._count(waiting, Failure.CANCELED if waiting.request.stream.ended else reason)
         waiting.request.stream.fail(error)
 
-    def _answer(self, batch: Sequence[Waiting], answers: Sequence[list[Tensor]]) -> None:
+    def _finish(self, waiting: Waiting) -> None:
+        if waiting.request.stream.ended:
+            self._count(waiting, Failure.CANCELED)
+        else:
+            self._statistics.succeeded([waiting.request.times])
+            waiting.request.stream.finish()
+
+    def _answer(self, batch: Sequence[Waiting], responses: Sequence[InferenceResponse]) -> None:
         answered = []
-        for waiting, outputs in zip(batch, answers, strict=True):
+        for waiting, response in zip(batch, responses, strict=True):
             if waiting.request.stream.ended:
                 self._count(waiting, Failure.CANCELED)
             else:
                 answered.append(waiting.request.times)
-                self._keep(waiting, outputs)
+                self._keep(waiting, response.outputs)
         self._statistics.succeeded(answered)
-        for waiting, outputs in zip(batch, answers, strict=True):
-            request = waiting.request
-            request.stream.finish(InferenceResponse(self._model, self._version, outputs, request.id))
+        for waiting, response in zip(batch, responses, strict=True):
+            response.id = waiting.request.id
+            waiting.request.stream.finish(response)
 
     def _keep(self, waiting: Waiting, outputs: list[Tensor]) -> None:
         if self._cache is None or waiting.cache_key is None:

@@ -3,8 +3,9 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Generic, Protocol, TypeVar
 
-from backends.api.base import Placement, TensorInstance
+from backends.api.base import Placement
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import InstanceGroup, ModelConfig
 
@@ -46,16 +47,21 @@ def _devices(model: str, name: str, group: InstanceGroup, num_gpus: int) -> Sequ
     return group.gpus or range(num_gpus)
 
 
-class InstanceThread:
+class _Instance(Protocol):
+    def close(self) -> None: ...
+
+
+InstanceT = TypeVar("InstanceT", bound=_Instance)
+
+
+class InstanceThread(Generic[InstanceT]):
     """One instance on one thread: made there, used there and closed there.
 
     `serve` runs the instance until there is no more work. `ready` completes when the instance has been made
     (and warmed up, which is `make`'s business) and fails with what stopped it.
     """
 
-    def __init__(
-        self, placement: Placement, make: Callable[[], TensorInstance], serve: Callable[[TensorInstance], None]
-    ) -> None:
+    def __init__(self, placement: Placement, make: Callable[[], InstanceT], serve: Callable[[InstanceT], None]) -> None:
         self.placement = placement
         self.ready: Future[None] = Future()
         self._go = threading.Event()

@@ -105,7 +105,7 @@ async def _start_instances(
             raise
         return instance
 
-    threads: list[InstanceThread] = []
+    threads: list[InstanceThread[TensorInstance]] = []
     claims: list[Claim] = []
     try:
         for group, placement in placements(config, backend.num_gpus):

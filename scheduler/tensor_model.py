@@ -4,12 +4,13 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import inf
+from typing import Any
 
-from backends.api.base import TensorBackend, TensorInstance
+from backends.api.base import RequestBackend, RequestInstance, TensorBackend, TensorInstance
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from backends.api.request import InferenceRequest, InferenceResponse
@@ -23,9 +24,11 @@ from scheduler.instances import InstanceThread
 from scheduler.merge import BatchLayout
 from scheduler.ordering import OrderedDelivery
 from scheduler.rate_limit import Claim
+from scheduler.request_batch import RunningBatch
 from scheduler.response_cache import ResponseCache, key_of, num_input_bytes
 
 _LOG = logging.getLogger(__name__)
+Run = Callable[[list[Waiting]], None]
 _LARGE = 64 * 1024  # bytes of input that are hashed on the caller's thread: about 60 µs
 
 
@@ -43,7 +46,7 @@ class TensorModel:
         self,
         config: ModelConfig,
         version: str,
-        backend: TensorBackend,
+        backend: TensorBackend | RequestBackend,
         alarm: Alarm,
         cache: ResponseCache | None = None,
     ) -> None:
@@ -59,7 +62,7 @@ class TensorModel:
         self._scheduler = BatchScheduler(self._policy, self._refuse, alarm, self._order.expect if self._order else None)
         self._readers = ThreadPoolExecutor(1, f"{config.name}_cache")  # its thread starts at first use
         self._endings = Endings(config.name, version, self.statistics, self._order, cache)
-        self._threads: list[InstanceThread] = []
+        self._threads: list[InstanceThread[Any]] = []
         self._claims: list[Claim] = []
         self._drained = threading.Event()
         self._closing: asyncio.Future[None] | None = None
@@ -114,7 +117,7 @@ class TensorModel:
             self._closing = asyncio.ensure_future(asyncio.to_thread(self._shut))
         await asyncio.shield(self._closing)
 
-    def start(self, threads: Sequence[InstanceThread], claims: Sequence[Claim] = ()) -> None:
+    def start(self, threads: Sequence[InstanceThread[Any]], claims: Sequence[Claim] = ()) -> None:
         """Serve on `threads`, whose instances are ready; the model owns them and `claims` from here on."""
         self._threads = list(threads)
         self._claims = list(claims)
@@ -123,13 +126,28 @@ class TensorModel:
 
     def serve(self, claim: Claim | None, instance: TensorInstance) -> None:
         """The life of an instance's thread: a batch, its answers, the next, until the model is closed and drained."""
-        seat = Seat()
-        while self._serve_one(seat, claim, instance):
-            pass
+        self._serve(Seat(), claim, partial(self._run_merged, instance))
 
-    def wait_for_close(self, instance: TensorInstance) -> None:
+    def serve_requests(self, claim: Claim | None, instance: RequestInstance) -> None:
+        """The same for an instance that takes the requests themselves, and may answer them later."""
+        self._serve(Seat(instance.gate), claim, partial(self._run_unmerged, instance))
+        instance.drain()
+
+    def suspend(self, error: ServingError) -> None:
+        """No instance is left for now: whoever waits or comes gets `error`, until `resume`. On any thread."""
+        for waiting in self._scheduler.suspend(error):
+            self._endings.failed(waiting, error, Failure.REJECTED)
+
+    def resume(self) -> None:
+        self._scheduler.resume()
+
+    def wait_for_close(self, instance: TensorInstance | RequestInstance) -> None:
         """The life of a passive instance's thread."""
         self._drained.wait()
+
+    def _serve(self, seat: Seat, claim: Claim | None, run: Run) -> None:
+        while self._serve_one(seat, claim, run):
+            pass
 
     # The way in
 
@@ -188,32 +206,37 @@ class TensorModel:
 
     # On an instance's thread
 
-    def _serve_one(self, seat: Seat, claim: Claim | None, instance: TensorInstance) -> bool:
+    def _serve_one(self, seat: Seat, claim: Claim | None, run: Run) -> bool:
         """One batch; a function of its own so that nothing of it stays referenced while the thread waits."""
         batch = self._scheduler.take(seat)
         if batch is None:
             return False
         if claim is None:
-            self._run(batch, instance)
+            self._run(batch, run)
         else:
             with claim:
-                self._run(batch, instance)
+                self._run(batch, run)
         return True
 
-    def _run(self, batch: list[Waiting], instance: TensorInstance) -> None:
+    def _run(self, batch: list[Waiting], run: Run) -> None:
         live = self._without_cancelled(batch)
         if not live:
             return
         try:
-            answers = self._execute([waiting.request for waiting in live], instance)
+            run(live)
         except ServingError as error:
             self._fail_all(live, error)
         except BaseException as error:  # whatever a model raises, SystemExit too, ends its batch and not this thread
             _LOG.exception("model '%s' version %s failed to execute", self._config.name, self._version)
             text = str(error) or type(error).__name__
             self._fail_all(live, ServingError(Code.INTERNAL, f"model '{self._config.name}' failed to execute: {text}"))
-        else:
-            self._endings.answered(live, answers)
+
+    def _run_merged(self, instance: TensorInstance, batch: list[Waiting]) -> None:
+        self._endings.answered(batch, self._execute([waiting.request for waiting in batch], instance))
+
+    def _run_unmerged(self, instance: RequestInstance, batch: list[Waiting]) -> None:
+        running = RunningBatch(batch, self._layout, self._endings, self.statistics, decoupled=self._config.decoupled)
+        instance.execute_requests(running)
 
     def _execute(self, requests: list[InferenceRequest], instance: TensorInstance) -> list[list[Tensor]]:
         start = time.monotonic()
@@ -248,6 +271,8 @@ class TensorModel:
 
     def _shut(self) -> None:
         self._readers.shutdown()
+        if isinstance(self._backend, RequestBackend):
+            self._backend.stopping()
         self._scheduler.close()
         self._drained.set()
         for thread in self._threads:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from backends.api.errors import ServingError
 from backends.api.model_config import ModelConfig
-from backends.api.request import GenerateRequest, InferenceRequest
+from backends.api.request import GenerateRequest, InferenceRequest, InferenceResponse
 from backends.api.tensor import Tensor
 
 
@@ -51,6 +52,105 @@ class TensorBackend(Protocol):
         ...
 
     def instance(self, placement: Placement) -> TensorInstance: ...
+
+    def close(self) -> None: ...
+
+
+class Gate(Protocol):
+    """What a thread that waits for work waits at: a lock's two methods. `release` may be called on any thread."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
+
+    def release(self) -> None: ...
+
+
+class RequestBatch(Protocol):
+    """Requests that run together. Each ends once: answered, finished, failed or cancelled; what comes after is dropped.
+
+    Used on its instance's thread alone.
+    """
+
+    @property
+    def requests(self) -> Sequence[InferenceRequest]: ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every request has ended."""
+        ...
+
+    def is_open(self, index: int) -> bool: ...
+
+    def inputs(self, index: int) -> list[Tensor]:
+        """A request's inputs in the shapes that the model knows."""
+        ...
+
+    def executed(self, input_end: float, output_start: float) -> None:
+        """The model was called once, from `input_end` to `output_start` in seconds of `time.monotonic()`."""
+        ...
+
+    def answer(self, outcomes: "Sequence[InferenceResponse | ServingError]") -> None:
+        """The one outcome of each request."""
+        ...
+
+    def answer_one(self, index: int, response: InferenceResponse) -> None:
+        """The one response of a request."""
+        ...
+
+    def put(self, index: int, response: InferenceResponse) -> None:
+        """One response of several."""
+        ...
+
+    def finish(self, index: int, last: InferenceResponse | None = None) -> None:
+        """Nothing more comes."""
+        ...
+
+    def fail(self, index: int, error: ServingError) -> None: ...
+
+    def fail_all(self, error: ServingError) -> None:
+        """Every request that is still open."""
+        ...
+
+    def cancelled(self, index: int) -> None:
+        """The reader has left, and has its end."""
+        ...
+
+
+class RequestInstance(Protocol):
+    """One copy of a model that takes requests as they are, unmerged. Lives on one thread."""
+
+    @property
+    def gate(self) -> Gate:
+        """Where its thread waits for work; the instance does its other business there meanwhile."""
+        ...
+
+    def execute_requests(self, batch: RequestBatch) -> None:
+        """Run `batch` and return when the next may come; answers may come later. Raises nothing."""
+        ...
+
+    def drain(self) -> None:
+        """Return once every request has ended."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class RequestBackend(Protocol):
+    """Like `TensorBackend`, for models that are handed the requests themselves."""
+
+    @property
+    def num_gpus(self) -> int: ...
+
+    @property
+    def is_steady(self) -> bool: ...
+
+    def complete(self, config: ModelConfig) -> ModelConfig: ...
+
+    def request_instance(self, placement: Placement) -> RequestInstance: ...
+
+    def stopping(self) -> None:
+        """No new work comes: an instance that is down need not come up again. On any thread."""
+        ...
 
     def close(self) -> None: ...
 

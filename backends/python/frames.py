@@ -1,0 +1,297 @@
+"""What a custom model's process and the server say to each other, as bytes on a Unix socket.
+
+A frame is a prefix (kind, length of header, length of payload), a header in JSON and a payload. The header is one of
+the tuples below, by kind; the payload holds the small tensors one behind the other, large ones lie in an `Arena`.
+JSON because the process may run in an environment without msgspec. The server checks every header against its type.
+"""
+
+import json
+import struct
+from collections.abc import Callable
+from types import UnionType
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+
+try:
+    import msgspec
+except ImportError:  # in a model's own environment
+    msgspec = None  # type: ignore[assignment]
+
+PREFIX = struct.Struct("<III")
+MAX_HEADER = 1 << 28  # bytes; more is garbage
+
+ParameterValue = bool | int | float | str | None
+
+
+class TensorFrame(NamedTuple):
+    """`size` bytes at `offset` of the sender's arena; -1: the next of the payload. BYTES as length-prefixed elements."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    size: int
+    offset: int
+
+
+class ErrorFrame(NamedTuple):
+    """`code` is the name of a `Code`."""
+
+    code: str
+    message: str
+
+
+class ResponseFrame(NamedTuple):
+    tensors: list[TensorFrame]
+    parameters: dict[str, ParameterValue]
+    error: ErrorFrame | None
+
+
+class RequestFrame(NamedTuple):
+    number: int
+    id: str
+    correlation_id: int | str
+    flags: int
+    timeout_us: int
+    parameters: dict[str, ParameterValue]
+    outputs: list[str]
+    inputs: list[TensorFrame]
+
+
+# From the server
+
+
+class Open(NamedTuple):
+    """Import the model. `filename` lies in `folder`, the version's."""
+
+    folder: str
+    filename: str
+    version: str
+
+
+class Complete(NamedTuple):
+    """Call `auto_complete_config` with this configuration, in JSON."""
+
+    config: str
+
+
+class Initialize(NamedTuple):
+    """`args` of the model's `initialize`. `window`: responses that one request may have on the way."""
+
+    args: dict[str, str]
+    decoupled: bool
+    window: int
+
+
+class Batch(NamedTuple):
+    number: int
+    requests: list[RequestFrame]
+
+
+class Cancel(NamedTuple):
+    requests: list[int]
+
+
+class Grant(NamedTuple):
+    """`count` more responses of a request may be sent."""
+
+    request: int
+    count: int
+
+
+class CallResponse(NamedTuple):
+    """An answer to a `Call`; nothing comes after `final`. None: the end without an answer."""
+
+    call: int
+    response: ResponseFrame | None
+    final: bool
+
+
+class Reply(NamedTuple):
+    """The answer to a `Control` or `Register`."""
+
+    call: int
+    value: float
+    error: ErrorFrame | None
+
+
+class Finalize(NamedTuple):
+    pass
+
+
+# From the model's process
+
+
+class Opened(NamedTuple):
+    """Import went well."""
+
+    completes: bool
+
+
+class Completed(NamedTuple):
+    config: str
+
+
+class Initialized(NamedTuple):
+    is_async: bool
+
+
+class Failed(NamedTuple):
+    """Import, completion or initialization raised."""
+
+    message: str
+
+
+class Answers(NamedTuple):
+    """`execute` of a batch returned one response for each request. Times are of `time.monotonic()`."""
+
+    batch: int
+    start: float
+    end: float
+    responses: list[ResponseFrame]
+
+
+class Executed(NamedTuple):
+    """`execute` returned: answers come, or came, through senders. With `error`, those still open have failed."""
+
+    batch: int
+    start: float
+    end: float
+    error: ErrorFrame | None
+
+
+class Response(NamedTuple):
+    """One response through a sender; `final` ends the request. None: the end without an answer."""
+
+    request: int
+    response: ResponseFrame | None
+    final: bool
+
+
+class Call(NamedTuple):
+    """A request to another model, made while `batch` is executed (-1: outside of any); `blocks`: execute waits for it."""
+
+    call: int
+    batch: int
+    blocks: bool
+    model: str
+    version: str
+    decoupled: bool
+    request: RequestFrame
+
+
+class CancelCall(NamedTuple):
+    call: int
+
+
+class Control(NamedTuple):
+    """`operation` is load, unload or is_ready."""
+
+    call: int
+    operation: str
+    model: str
+    argument: str
+    files: dict[str, str]
+
+
+class Register(NamedTuple):
+    """A metric of a family; both may exist already. Answered with a Reply whose value is the metric's number."""
+
+    call: int
+    family: str
+    description: str
+    kind: str
+    labels: dict[str, str]
+    buckets: list[float]
+
+
+class Measure(NamedTuple):
+    """`operation` is increment, set, observe or value; only value is answered."""
+
+    metric: int
+    operation: str
+    value: float
+    call: int
+
+
+class Log(NamedTuple):
+    """`level` is one of logging's."""
+
+    level: int
+    message: str
+
+
+class Finalized(NamedTuple):
+    message: str
+
+
+# From both
+
+
+class Free(NamedTuple):
+    """The receiver's arena gets these blocks back."""
+
+    offsets: list[int]
+
+
+_TYPES: tuple[type, ...] = (
+    *(Open, Complete, Initialize, Batch, Cancel, Grant, CallResponse, Reply, Finalize),
+    *(Opened, Completed, Initialized, Failed, Answers, Executed, Response),
+    *(Call, CancelCall, Control, Register, Measure, Log, Finalized, Free),
+)
+_KINDS = {kind: number for number, kind in enumerate(_TYPES)}
+
+
+class FrameError(Exception):
+    """Bytes that are no frame."""
+
+
+def encode(frame: tuple[Any, ...], payload_size: int = 0) -> bytes:
+    """Prefix and header; the payload's bytes follow them."""
+    header = _encode(frame)
+    return PREFIX.pack(_KINDS[type(frame)], len(header), payload_size) + header
+
+
+def decode(kind: int, header: "bytes | bytearray | memoryview") -> Any:
+    """Raises FrameError."""
+    if kind >= len(_TYPES):
+        raise FrameError(f"unknown kind {kind}")
+    return _DECODERS[kind](header)
+
+
+if msgspec is not None:
+    _encode: Callable[[Any], bytes] = msgspec.json.Encoder().encode
+
+    def _decoder(kind: type) -> Callable[[Any], Any]:
+        decoder = msgspec.json.Decoder(kind)
+
+        def read(header: Any) -> Any:
+            try:
+                return decoder.decode(header)
+            except msgspec.MsgspecError as error:
+                raise FrameError(f"{kind.__name__}: {error}") from error
+
+        return read
+
+else:
+
+    def _encode(frame: Any) -> bytes:
+        return json.dumps(frame, separators=(",", ":")).encode()
+
+    def _decoder(kind: type) -> Callable[[Any], Any]:
+        return lambda header: rebuild(kind, json.loads(bytes(header)))
+
+
+def rebuild(kind: Any, value: Any) -> Any:
+    """`value` as json gives it, in the tuples it was made of: what msgspec does where it is installed."""
+    if isinstance(kind, UnionType):
+        tuples = [option for option in get_args(kind) if hasattr(option, "_fields")]
+        return rebuild(tuples[0], value) if tuples and value is not None else value
+    if get_origin(kind) is list:
+        item = get_args(kind)[0]
+        return [rebuild(item, each) for each in value]
+    if hasattr(kind, "_fields"):
+        hints = get_type_hints(kind)
+        return kind(*(rebuild(hints[name], each) for name, each in zip(kind._fields, value, strict=True)))
+    return value
+
+
+_DECODERS = [_decoder(kind) for kind in _TYPES]

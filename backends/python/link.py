@@ -1,0 +1,145 @@
+"""The model's process' end of the socket to the server."""
+
+import os
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from backends.python.arena import Arena
+from backends.python.frames import PREFIX, Free, decode, encode
+from backends.python.packing import Packer, Unpacker
+
+Handler = Callable[[Any, Unpacker], None]
+
+
+class Link:
+    """Any thread may send. Whoever waits for something reads, and handles what comes for the others meanwhile.
+
+    So a model that only computes has no second thread, and one that asks `is_cancelled` reads what is there.
+    When the server is gone, the process ends at once.
+    """
+
+    def __init__(self, sock: socket.socket, arena_in: Arena, arena_out: Arena) -> None:
+        self.handlers: dict[type, Handler] = {Free: self._free}
+        self.dropped: deque[Callable[[], tuple[Any, ...]]] = deque()  # makers of frames, from places that must not send
+        self._socket = sock
+        self._in = arena_in
+        self._out = arena_out
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self._writing = threading.Lock()
+        self._turn = threading.Condition()
+        self._is_read = False
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, frame: tuple[Any, ...]) -> None:
+        """A frame without tensors."""
+        with self._writing:
+            self._flush()
+            self._write(encode(frame), [])
+
+    def send_packed(self, make: Callable[[Packer], tuple[Any, ...]]) -> None:
+        """The frame that `make` gives after packing its tensors."""
+        with self._writing:
+            self._flush()
+            packer = Packer(self._out)
+            frame = make(packer)
+            self._write(encode(frame, packer.size), packer.buffers)
+
+    def drop(self, make: Callable[[], tuple[Any, ...]]) -> None:
+        """Send a frame soon, without ever waiting: for finalizers."""
+        self.dropped.append(make)
+        if self._writing.acquire(blocking=False):
+            try:
+                self._flush()
+            finally:
+                self._writing.release()
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        """Read until `until` holds, which only what is read can bring about."""
+        while True:
+            with self._turn:
+                while self._is_read and not until():
+                    self._turn.wait()
+                if until():
+                    return
+                self._is_read = True
+            try:
+                self._read_one()
+            finally:
+                with self._turn:
+                    self._is_read = False
+                    self._turn.notify_all()
+
+    def read_ready(self) -> None:
+        """Read what is there, without waiting."""
+        while True:
+            with self._turn:
+                if self._is_read or not self._poll.poll(0):
+                    return
+                self._is_read = True
+            try:
+                self._read_one()
+            finally:
+                with self._turn:
+                    self._is_read = False
+                    self._turn.notify_all()
+
+    def _read_one(self) -> None:
+        kind, header_size, payload_size = PREFIX.unpack(self._receive(PREFIX.size))
+        body = self._receive(header_size + payload_size)
+        view = memoryview(body)
+        frame = decode(kind, view[:header_size])
+        self.handlers[type(frame)](frame, Unpacker(view[header_size:], self._in))
+
+    def _receive(self, size: int) -> bytearray:
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            try:
+                count = self._socket.recv_into(view, 0, socket.MSG_WAITALL)
+            except ConnectionError:
+                count = 0
+            if not count:
+                os._exit(1)  # the server is gone
+            view = view[count:]
+        return data
+
+    # Under the write lock
+
+    def _flush(self) -> None:
+        while self.dropped:
+            self._write(encode(self.dropped.popleft()()), [])
+        released = self._in.released
+        if released:
+            self._write(encode(Free([released.popleft() for _ in range(len(released))])), [])
+
+    def _write(self, head: bytes, buffers: list[Any]) -> None:
+        try:
+            if not buffers:
+                self._socket.sendall(head)
+            elif len(buffers) < 500:  # of the 1024 that the system takes at once
+                self._write_all([head, *buffers])
+            else:
+                self._socket.sendall(b"".join([head, *buffers]))
+        except ConnectionError:
+            os._exit(1)
+
+    def _write_all(self, parts: list[Any]) -> None:
+        sent = self._socket.sendmsg(parts)
+        for part in parts:
+            if sent >= len(part):
+                sent -= len(part)
+            else:
+                self._socket.sendall(memoryview(part)[sent:])
+                sent = 0
+
+    def _free(self, frame: Free, _: Unpacker) -> None:
+        with self._writing:
+            for offset in frame.offsets:
+                self._out.free(offset)

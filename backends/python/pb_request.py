@@ -1,0 +1,320 @@
+"""`pb_utils`' requests, responses and response senders."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from typing import Any
+
+from backends.python.frames import Call, ErrorFrame, RequestFrame, Response, ResponseFrame
+from backends.python.packing import Packer
+from backends.python.pb_tensor import Tensor, TritonError, TritonModelException, code_name, error_of
+from backends.python.runtime import NO_BATCH, PendingCall, RequestState, current_batch, runtime
+
+FINAL = 1
+SEQUENCE_START, SEQUENCE_END = 1, 2
+RELEASE_ALL, RELEASE_RESCHEDULE = 1, 2
+
+
+class PreferredMemory:
+    """Where a called model's outputs should lie. Tensors travel in host memory here, so it is accepted and not acted on."""
+
+    def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
+        self.preferred_memory_type = preferred_memory_type
+        self.preferred_device_id = preferred_device_id
+
+
+class InferenceTrace:
+    """The trace context of a request; empty while tracing is off."""
+
+    def __init__(self, context: str = "") -> None:
+        self._context = context
+
+    def get_context(self) -> str:
+        return self._context
+
+
+class InferenceResponse:
+    """Output tensors, or an error."""
+
+    __slots__ = ("_error", "_parameters", "_tensors")
+
+    def __init__(
+        self,
+        output_tensors: Sequence[Tensor] = (),
+        error: TritonError | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        for tensor in output_tensors:
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"output_tensors: expected Tensor objects, found {type(tensor).__name__}")
+        if error is not None and not isinstance(error, TritonError):
+            raise TypeError(f"error: expected a TritonError, found {type(error).__name__}")
+        self._tensors = list(output_tensors)
+        self._error = error
+        self._parameters = dict(parameters or {})
+        if self._parameters:
+            check_parameters(self._parameters)
+
+    def output_tensors(self) -> list[Tensor]:
+        return self._tensors
+
+    def has_error(self) -> bool:
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        return self._error
+
+    def parameters(self) -> str:
+        return json.dumps(self._parameters)
+
+    def pack(self, packer: Packer) -> ResponseFrame:
+        if self._error is not None:
+            return ResponseFrame([], self._parameters, ErrorFrame(code_name(self._error), self._error.message()))
+        tensors = [packer.pack(t._name, t._datatype, t._shape, t.contents) for t in self._tensors]
+        return ResponseFrame(tensors, self._parameters, None)
+
+
+class InferenceRequest:
+    """A request to this model, or one that it makes to another."""
+
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: "int | str" = 0,
+        inputs: Sequence[Tensor] = (),
+        requested_output_names: Sequence[str] = (),
+        model_name: str = "",
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: InferenceTrace | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        for tensor in inputs:
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"inputs: expected Tensor objects, found {type(tensor).__name__}")
+        if not model_name:
+            raise TritonModelException("a request to another model needs its model_name")
+        check_parameters(parameters or {})
+        self._id = str(request_id)
+        self._correlation_id = correlation_id
+        self._inputs: Sequence[Tensor] = list(inputs)
+        self._outputs = list(requested_output_names)
+        self._model_name = model_name
+        self._model_version = model_version
+        self._flags = int(flags)
+        self._timeout = int(timeout)
+        self._trace = trace or InferenceTrace()
+        self._parameters: dict[str, Any] = dict(parameters or {})
+        self._state: RequestState | None = None
+
+    @classmethod
+    def arrived(cls, frame: RequestFrame, inputs: list[Tensor], state: RequestState) -> "InferenceRequest":
+        """A request to this model."""
+        request = cls.__new__(cls)
+        request._id = frame.id
+        request._correlation_id = frame.correlation_id
+        request._inputs = inputs
+        request._outputs = frame.outputs
+        request._model_name = ""
+        request._model_version = -1
+        request._flags = frame.flags
+        request._timeout = frame.timeout_us
+        request._trace = InferenceTrace()
+        request._parameters = frame.parameters
+        request._state = state
+        return request
+
+    def inputs(self) -> Sequence[Tensor]:
+        return self._inputs
+
+    def request_id(self) -> str:
+        return self._id
+
+    def correlation_id(self) -> "int | str":
+        return self._correlation_id
+
+    def flags(self) -> int:
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        self._flags = int(flags)
+
+    def timeout(self) -> int:
+        """Microseconds the caller gave it in the queue, 0 for none."""
+        return self._timeout
+
+    def parameters(self) -> str:
+        """The request's parameters as JSON."""
+        return json.dumps(self._parameters, separators=(",", ":"), ensure_ascii=False)
+
+    def trace(self) -> InferenceTrace:
+        return self._trace
+
+    def requested_output_names(self) -> list[str]:
+        return self._outputs
+
+    def preferred_memory(self) -> PreferredMemory:
+        return PreferredMemory(1)
+
+    def model_name(self) -> str:
+        return self._model_name
+
+    def get_response_sender(self) -> "InferenceResponseSender":
+        return InferenceResponseSender(self._arrived())
+
+    def is_cancelled(self) -> bool:
+        """Whether the caller has left. Seen here as soon as the server knows it."""
+        return _is_cancelled(self._arrived())
+
+    def set_release_flags(self, flags: int) -> None:
+        if flags == RELEASE_RESCHEDULE:
+            raise TritonModelException("rescheduling a request needs a model with iterative sequence batching")
+        if flags != RELEASE_ALL:
+            raise TritonModelException(f"unknown release flags {flags}")
+
+    def exec(self, decoupled: bool = False, execution_timeout: int = 0) -> "InferenceResponse | ResponseIterator":
+        """Ask the model and wait. With `decoupled`, an iterator over its responses; else its one response.
+
+        What goes wrong there comes as the response's error. `execution_timeout` is in microseconds.
+        """
+        call = self._start(decoupled, execution_timeout, blocks=True)
+        if decoupled:
+            return ResponseIterator(call)
+        taken = runtime().next_response(call)
+        return _no_response(self._model_name) if taken is None else response_of(*taken)
+
+    def async_exec(
+        self, decoupled: bool = False, execution_timeout: int = 0
+    ) -> "Awaitable[InferenceResponse | ResponseIterator]":
+        """The same without waiting: the request is on its way when this returns. Needs a running event loop."""
+        loop = asyncio.get_running_loop()
+        call = self._start(decoupled, execution_timeout, blocks=False)
+        return loop.create_task(self._finish(call, decoupled))
+
+    async def _finish(self, call: PendingCall, decoupled: bool) -> "InferenceResponse | ResponseIterator":
+        if decoupled:
+            return ResponseIterator(call)
+        try:
+            await runtime().news_of(call)
+        except asyncio.CancelledError:
+            runtime().cancel_call(call)
+            raise
+        taken = runtime().take(call)
+        return _no_response(self._model_name) if taken is None else response_of(*taken)
+
+    def _start(self, decoupled: bool, timeout: int, *, blocks: bool) -> PendingCall:
+        batch = current_batch.get()
+        version = "" if self._model_version < 0 else str(self._model_version)
+
+        def make(packer: Packer, number: int) -> Call:
+            inputs = [packer.pack(t._name, t._datatype, t._shape, t.contents) for t in self._inputs]
+            fields = (self._flags, timeout or self._timeout, self._parameters, self._outputs, inputs)
+            request = RequestFrame(number, self._id, self._correlation_id, *fields)
+            return Call(number, batch, blocks and batch != NO_BATCH, self._model_name, version, decoupled, request)
+
+        return runtime().start_call(make)
+
+    def _arrived(self) -> RequestState:
+        if self._state is None:
+            raise TritonModelException("this request was made here: only one that came from a caller has a sender")
+        return self._state
+
+
+class InferenceResponseSender:
+    """Sends a request's responses, from any thread. Kept by the model for as long as it has something to send."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: RequestState) -> None:
+        self._state = state
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Send a response, the last one with TRITONSERVER_RESPONSE_COMPLETE_FINAL.
+
+        Waits while the caller reads too slowly. After the caller has left, responses go nowhere.
+        """
+        state = self._state
+        owner = state.runtime
+        if state.closed:
+            raise TritonModelException("Unable to send response. Response sender has been closed.")
+        if flags not in (0, FINAL):
+            raise TritonModelException(f"Unable to send response. Unsupported flag provided: {flags}")
+        if response is None and not flags:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to zero."
+            )
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise TypeError(f"send() takes an InferenceResponse, found {type(response).__name__}")
+        if response is not None and state.num_sent and not owner.decoupled:
+            raise TritonModelException(
+                "Unable to send response. Non-decoupled model cannot send more than one response."
+            )
+        if response is not None:
+            self._wait_for_room()
+            state.num_sent += 1
+        if flags:
+            state.close()
+        elif state.cancelled:
+            return
+        number, kept = state.number, None if state.cancelled else response
+        owner.link.send_packed(
+            lambda packer: Response(number, None if kept is None else kept.pack(packer), bool(flags))
+        )
+
+    def is_cancelled(self) -> bool:
+        return _is_cancelled(self._state)
+
+    def _wait_for_room(self) -> None:
+        state = self._state
+        if state.credits <= 0:
+            state.runtime.link.wait(lambda: state.credits > 0 or state.cancelled)
+        state.credits -= 1
+
+
+class ResponseIterator:
+    """The responses of a decoupled call, for `for` and `async for`."""
+
+    def __init__(self, call: PendingCall) -> None:
+        self._call = call
+
+    def __iter__(self) -> Iterator[InferenceResponse]:
+        while (taken := runtime().next_response(self._call)) is not None:
+            yield response_of(*taken)
+
+    async def __aiter__(self) -> AsyncIterator[InferenceResponse]:
+        while True:
+            await runtime().news_of(self._call)
+            taken = runtime().take(self._call)
+            if taken is None:
+                return
+            yield response_of(*taken)
+
+    def cancel(self) -> None:
+        """The rest is not wanted."""
+        runtime().cancel_call(self._call)
+
+
+def response_of(tensors: list[Tensor], frame: ResponseFrame) -> InferenceResponse:
+    error = None if frame.error is None else error_of(*frame.error)
+    return InferenceResponse(tensors, error, frame.parameters)
+
+
+def check_parameters(parameters: Mapping[str, Any]) -> None:
+    for name, value in parameters.items():
+        if not isinstance(name, str) or not isinstance(value, bool | int | float | str):
+            raise TritonModelException(
+                f"Expect parameters keys to have type str and values to have type bool/int/float/str, "
+                f"found {name!r} of type {type(value).__name__}"
+            )
+
+
+def _is_cancelled(state: RequestState) -> bool:
+    if not state.cancelled and not state.closed:
+        state.runtime.link.read_ready()
+    return state.cancelled
+
+
+def _no_response(model: str) -> InferenceResponse:
+    return InferenceResponse(error=TritonError(f"model '{model}' gave no response"))
