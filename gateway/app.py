@@ -12,6 +12,7 @@ import uvloop
 from fastapi import FastAPI
 
 from backends.api.errors import ServingError
+from backends.python.environment import Environments
 from gateway import health, kserve_http, logs
 from gateway.compound_settings import forward_pattern, grpc_options, rate_limiter, response_cache, restrictions
 from gateway.kserve_grpc import GrpcServer
@@ -22,11 +23,11 @@ from gateway.metrics import Metrics
 from gateway.settings import Settings
 from gateway.shared_memory import CudaSharedMemory, SharedMemory
 from model_repository.options import RepositoryOptions
-from model_repository.pbtxt import to_json, to_proto
+from model_repository.pbtxt import parse_json, to_json, to_proto
 from model_repository.repository import Repository
 from openai_api.options import OpenAIOptions
 from openai_api.routes import OpenAI
-from scheduler.loader import ModelLoader
+from scheduler.loader import ModelLoader, PythonParts
 
 log = logging.getLogger("tidegate.server")
 
@@ -82,7 +83,15 @@ class Server:
             self.metrics.engines.observer,
             cache=response_cache(settings.cache_config),
             limiter=rate_limiter(settings.rate_limit, settings.rate_limit_resource),
-            cache_folder=str(_cache_folder()),
+            cache_folder=str(_cache_folder("kernels")),
+            python=PythonParts(
+                models=lambda: self.repository,
+                config_to_json=to_json,
+                config_of_json=parse_json,
+                environments=Environments(
+                    _cache_folder("environments"), allow_requirements=settings.allow_model_requirements
+                ),
+            ),
         )
         self.repository = Repository(_repository_options(settings), self._loader)
         self.openai = OpenAI(self.repository.find, self.repository.ready_models, _openai_options(settings))
@@ -157,9 +166,9 @@ class Server:
         await self.metrics_http.stop(grace=1.0)
 
 
-def _cache_folder() -> Path:
-    """Where compiled kernels are kept between starts."""
-    return Path.home() / ".cache" / "tidegate" / "kernels"
+def _cache_folder(kind: str) -> Path:
+    """Where compiled kernels and custom models' environments are kept between starts."""
+    return Path.home() / ".cache" / "tidegate" / kind
 
 
 def _shown(repository: Repository) -> list[str]:

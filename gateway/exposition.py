@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf, isfinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,4 +31,6 @@ def _escaped(value: str) -> str:
 
 
 def _number(value: float) -> str:
+    if not isfinite(value):
+        return {inf: "+Inf", -inf: "-Inf"}.get(value, "NaN")
     return str(int(value)) if value == int(value) else repr(value)

@@ -21,6 +21,7 @@ from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from backends.api.request import FinishReason, GenerateRequest
 from backends.api.statistics import LATENCY_BOUNDS, Counts, Duration, Latencies, ModelStatistics
+from gateway.custom_metrics import custom_families
 from gateway.exposition import Sample, render
 from scheduler.engine_observer import EngineObserver
 from scheduler.frames import EngineStats, StepFrame
@@ -89,7 +90,9 @@ class Metrics:
 
     def text(self) -> str:
         """All metrics in Prometheus' text format."""
-        return prometheus.generate_latest(self._registry).decode() + "".join(_triton_families(self._models()))
+        models = list(self._models())
+        own = prometheus.generate_latest(self._registry).decode()
+        return own + "".join(_triton_families(models)) + "".join(custom_families(models))
 
     def routes(self) -> list[BaseRoute]:
         async def scrape(request: Request) -> Response:

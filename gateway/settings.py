@@ -52,6 +52,10 @@ class Settings:
         "repository", "BACKEND,KEY=VALUE for one backend, or default-max-batch-size=N for all", ()
     )
 
+    allow_model_requirements: bool = _setting(
+        "repository", "install what a custom model's requirements.txt lists, into an environment of its own", False
+    )
+
     # http
     allow_http: bool = _setting("http", "serve HTTP: KServe v2 and OpenAI side by side", True)
     http_address: str = _setting("http", "address to listen on", "127.0.0.1")

@@ -3,13 +3,16 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
+from backends.python.backend import PythonBackend, config_texts
+from backends.python.environment import Environments
 from scheduler.alarm import Alarm
+from scheduler.bls import ModelCalls, Models
 from scheduler.engine_client import EngineClient
 from scheduler.engine_observer import EngineObserver
 from scheduler.engine_spec import EngineSpec
@@ -17,6 +20,7 @@ from scheduler.labels import read_labels
 from scheduler.language_config import check_language_config
 from scheduler.language_model import LanguageModel
 from scheduler.load import load_tensor_model
+from scheduler.python_model import PythonModel, load_python_model
 from scheduler.rate_limit import RateLimiter
 from scheduler.response_cache import ResponseCache
 from scheduler.tensor_model import TensorModel
@@ -27,6 +31,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 LLM = "llm"
+
+PYTHON = "python"
+
+
+@dataclass(frozen=True, slots=True)
+class PythonParts:
+    """What custom models need from above. `models` is called when the first of them is loaded."""
+
+    models: Callable[[], Models]
+    config_to_json: Callable[[ModelConfig], Any]
+    config_of_json: Callable[[str, str], ModelConfig]
+    environments: Environments = field(default_factory=Environments)
+
 
 ObserverFactory = Callable[[ModelConfig, str], EngineObserver]
 """From a model's config and version to who watches its engine."""
@@ -42,11 +59,14 @@ class ModelLoader:
         cache: ResponseCache | None = None,
         limiter: RateLimiter | None = None,
         cache_folder: str = "",
+        python: PythonParts | None = None,
     ) -> None:
         self._observer = observer
         self._limiter = limiter
         self._cache = cache
         self._cache_folder = cache_folder
+        self._python = python
+        self._calls: ModelCalls | None = None
         self._alarm = Alarm()
 
     async def __call__(self, config: ModelConfig, version: str, folder: Path, /) -> LanguageModel | TensorModel:
@@ -56,11 +76,41 @@ class ModelLoader:
         if config.ensemble is not None:
             raise ServingError(Code.UNSUPPORTED, f"model '{config.name}': ensembles are not supported yet")
         labels = await asyncio.to_thread(read_labels, config, folder.parent)
-        model = await load_tensor_model(
-            config, version, folder, alarm=self._alarm, cache=self._cache, limiter=self._limiter
-        )
+        if config.backend == PYTHON:
+            model: TensorModel = await self._python_model(config, version, folder)
+        else:
+            model = await load_tensor_model(
+                config, version, folder, alarm=self._alarm, cache=self._cache, limiter=self._limiter
+            )
         model.labels = labels
         return model
+
+    async def _python_model(self, config: ModelConfig, version: str, folder: Path) -> PythonModel:
+        parts = self._python
+        if parts is None:
+            raise ServingError(Code.UNSUPPORTED, f"model '{config.name}': this server runs no custom models")
+        if self._calls is None:
+            self._calls = ModelCalls(parts.models(), asyncio.get_running_loop())
+        to_text, of_text = config_texts(parts.config_to_json, parts.config_of_json)
+        backend = await asyncio.to_thread(
+            PythonBackend,
+            config,
+            folder,
+            version,
+            to_json=to_text,
+            of_json=of_text,
+            services=self._calls,
+            environments=parts.environments,
+        )
+        return await load_python_model(
+            backend,
+            config,
+            version,
+            folder.parent / "warmup",
+            alarm=self._alarm,
+            cache=self._cache,
+            limiter=self._limiter,
+        )
 
     async def _language_model(self, config: ModelConfig, version: str, folder: Path) -> LanguageModel:
         check_language_config(config)

@@ -4,7 +4,6 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
-from backends.api.base import Placement
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from backends.api.request import InferenceRequest
@@ -81,9 +80,8 @@ async def _start_instances(
             claim = limiter.claim(group, placement) if limiter is not None and group.resources else None
             if claim is not None:
                 claims.append(claim)
-            named = Placement(f"{placement.name}_{placement.device}", placement.kind, placement.device)
             serve = model.wait_for_close if group.passive else partial(model.serve_requests, claim)
-            threads.append(InstanceThread(named, partial(backend.request_instance, named), serve))
+            threads.append(InstanceThread(placement, partial(backend.request_instance, placement), serve))
         outcomes = await asyncio.gather(
             *(asyncio.wrap_future(thread.ready) for thread in threads), return_exceptions=True
         )

@@ -103,8 +103,8 @@ class Calls:
             case CancelCall(number):
                 if number in self._open:
                     self._open[number].request.stream.cancel("the caller cancelled its call")
-            case Grant(number, count):
-                self._grant(number, count)
+            case Grant(number, num_more):
+                self._grant(number, num_more)
             case Control():
                 self._control(instance, frame)
             case Register():
@@ -160,10 +160,10 @@ class Calls:
             response = pack_response(outcome, packer)
         instance.send(CallResponse(number, response, final), packer)
 
-    def _grant(self, number: int, count: int) -> None:
+    def _grant(self, number: int, num_more: int) -> None:
         call = self._open.get(number)
         if call is not None:
-            call.credits += count
+            call.credits += num_more
             if call.on_credit is not None:
                 call.on_credit()
 

@@ -63,16 +63,18 @@ _rename.restype, _rename.argtypes = ctypes.c_int, [c_void_p, c_char_p]
 _exported: dict[int, tuple[Any, ...]] = {}  # address of a structure -> what it points to, until its consumer is done
 
 
-@_Deleter
-def _delete(managed: Any) -> None:
+def _forget(managed: Any) -> None:
     _exported.pop(ctypes.addressof(managed.contents), None)
 
 
-@ctypes.CFUNCTYPE(None, c_void_p)
-def _destroy(capsule: int) -> None:
+def _destroyed(capsule: int) -> None:
     """A capsule that nobody took still owns its structure."""
     if _is_valid(capsule, _NAME):
         _exported.pop(_pointer(capsule, _NAME), None)
+
+
+_delete = _Deleter(_forget)
+_destroy = ctypes.CFUNCTYPE(None, c_void_p)(_destroyed)
 
 
 def to_capsule(array: np.ndarray, datatype: str) -> Any:

@@ -133,7 +133,8 @@ class Execution:
 
     def _fail(self, number: int, requests: list[InferenceRequest], error: BaseException, start: float) -> None:
         link = self._runtime.link
-        link.send(Log(logging.ERROR, "".join(traceback.format_exception(error)).rstrip()))
+        if not isinstance(error, _WrongReturnError):
+            link.send(Log(logging.ERROR, "".join(traceback.format_exception(error)).rstrip()))
         for request in requests:
             if request._state is not None:
                 request._state.close()

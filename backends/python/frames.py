@@ -91,10 +91,10 @@ class Cancel(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """`count` more responses of a request may be sent."""
+    """`num_more` more responses of a request may be sent."""
 
     request: int
-    count: int
+    num_more: int
 
 
 class CallResponse(NamedTuple):
@@ -261,7 +261,7 @@ if msgspec is not None:
     _encode: Callable[[Any], bytes] = msgspec.json.Encoder().encode
 
     def _decoder(kind: type) -> Callable[[Any], Any]:
-        decoder = msgspec.json.Decoder(kind)
+        decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
 
         def read(header: Any) -> Any:
             try:
@@ -271,7 +271,7 @@ if msgspec is not None:
 
         return read
 
-else:
+else:  # type: ignore[unreachable]  # not here, but there
 
     def _encode(frame: Any) -> bytes:
         return json.dumps(frame, separators=(",", ":")).encode()

@@ -116,6 +116,10 @@ class PythonInstance:
         self._born = time.monotonic()
 
     @property
+    def model(self) -> str:
+        return self._names[0]
+
+    @property
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 

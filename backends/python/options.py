@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
@@ -28,7 +29,7 @@ class PythonOptions:
     @classmethod
     def of(cls, config: ModelConfig) -> "PythonOptions":
         """Raises ServingError(INVALID)."""
-        values = {}
+        values: dict[str, Any] = {}
         for name in cls.__slots__:
             text = config.parameters.get(name.upper())
             if text is not None:
@@ -36,7 +37,7 @@ class PythonOptions:
         return cls(**values)
 
 
-def _convert(model: str, name: str, text: str, kind: type) -> "str | int | float":
+def _convert(model: str, name: str, text: str, kind: type) -> Any:
     if kind is str:
         return text
     try:
@@ -48,7 +49,7 @@ def _convert(model: str, name: str, text: str, kind: type) -> "str | int | float
         raise ServingError(
             Code.INVALID, f"model '{model}': parameter '{name}': expected {wanted}, got '{text}'"
         ) from None
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 _DEFAULTS = PythonOptions()

@@ -100,4 +100,4 @@ def split_strings(raw: "bytes | memoryview") -> list[bytes]:
 def _bytes_of(array: np.ndarray) -> memoryview:
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data

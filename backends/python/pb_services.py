@@ -28,6 +28,9 @@ _LEVELS = {
 }
 
 
+Level = LogLevel
+
+
 class Logger:
     """Writes to the server's log."""
 
@@ -35,7 +38,7 @@ class Logger:
     INFO, WARNING, ERROR, VERBOSE = LogLevel
 
     @staticmethod
-    def log(message: str, level: LogLevel = LogLevel.INFO) -> None:
+    def log(message: str, level: "Level" = LogLevel.INFO) -> None:
         runtime().link.send(Log(_LEVELS[level], str(message)))
 
     @staticmethod

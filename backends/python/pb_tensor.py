@@ -66,7 +66,7 @@ class Tensor:
 
     __slots__ = ("_array", "_datatype", "_name", "_shape", "_strings")
 
-    def __init__(self, name: str, array: np.ndarray) -> None:
+    def __init__(self, name: Any, array: Any) -> None:
         if not isinstance(name, str) or not isinstance(array, np.ndarray):
             got = f"{type(name).__name__}, {type(array).__name__}"
             raise TypeError(f"Tensor(name, array) takes a str and a numpy.ndarray, got {got}")

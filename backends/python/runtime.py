@@ -166,7 +166,7 @@ class Runtime:
     def _on_grant(self, frame: Grant, _: Unpacker) -> None:
         state = self.states.get(frame.request)
         if state is not None:
-            state.credits += frame.count
+            state.credits += frame.num_more
 
     def _on_call_response(self, frame: CallResponse, unpacker: Unpacker) -> None:
         call = self._calls.get(frame.call)

@@ -1,0 +1,196 @@
+"""Calls from custom models to other models: the same way in as for every request, on the server's event loop."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from backends.api.base import LiveModel
+from backends.api.checks import check_inputs, check_outputs
+from backends.api.errors import Code, ServingError
+from backends.python.calls import NestedCall
+from scheduler.stalls import Work, is_stuck
+
+if TYPE_CHECKING:
+    from backends.python.instance import PythonInstance, Run
+
+_LOG = logging.getLogger(__name__)
+
+
+class Models(Protocol):
+    """The part of the repository that custom models reach."""
+
+    def find(self, name: str, version: str = "") -> LiveModel: ...
+    def is_ready(self, name: str, version: str = "") -> bool: ...
+    async def load(
+        self, name: str, config_override: str | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None: ...
+    async def unload(self, name: str, unload_dependents: bool = False) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waits:
+    """A blocking call under way: who makes it, and the model it asks."""
+
+    call: NestedCall
+    model: LiveModel
+
+
+class ModelCalls:
+    """The `Services` of every custom model of a server.
+
+    A nested call has the deadline of the requests it serves and is cancelled when the last of them is. A call that
+    blocks its caller's instance is refused when it could never be answered, because all instances that could answer
+    it wait themselves, directly or not, for this caller.
+    """
+
+    def __init__(self, models: Models, loop: asyncio.AbstractEventLoop) -> None:
+        self._models = models
+        self._loop = loop
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waits: dict[tuple[PythonInstance, int], _Waits] = {}  # by the execution that waits
+
+    def call(self, call: NestedCall) -> None:
+        self._on_loop(partial(self._run, call), lambda error: call.deliver(error, True))
+
+    def control(
+        self,
+        operation: str,
+        model: str,
+        argument: str,
+        files: Mapping[str, bytes],
+        done: Callable[[float, ServingError | None], None],
+    ) -> None:
+        def act() -> Awaitable[None]:
+            return self._control(operation, model, argument, files, done)
+
+        self._on_loop(act, lambda error: done(0.0, error))
+
+    def _on_loop(self, act: Callable[[], Awaitable[None]], failed: Callable[[ServingError], None]) -> None:
+        def start() -> None:
+            task = self._loop.create_task(_guarded(act, failed))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        try:
+            self._loop.call_soon_threadsafe(start)
+        except RuntimeError:  # the loop is closed
+            failed(ServingError(Code.UNAVAILABLE, "the server is stopping"))
+
+    async def _run(self, call: NestedCall) -> None:
+        request = call.request
+        model = self._models.find(request.model, request.version)
+        if model.config.decoupled and not call.decoupled:
+            raise ServingError(
+                Code.INVALID,
+                f"Model {request.model} is using the decoupled. The current BLS request call doesn't support models "
+                "using the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or "
+                "'async_exec' calls for decoupled models.'",
+            )
+        check_inputs(request.inputs, model.config, request.label)
+        check_outputs((output.name for output in request.outputs), model.config)
+        execution = (call.caller, call.run)
+        if call.blocks:
+            self._check_answerable(call, model)
+            self._waits[execution] = _Waits(call, model)
+        try:
+            _cancel_with_parents(call)
+            model.infer(request)
+            await self._relay(call)
+        finally:
+            request.stream.cancel("the caller has ended")
+            if call.blocks:
+                self._waits.pop(execution, None)
+
+    async def _relay(self, call: NestedCall) -> None:
+        room = asyncio.Event()
+        call.on_credit = lambda: self._loop.call_soon_threadsafe(room.set)
+        stream = call.request.stream
+        async for response in stream:
+            if not call.decoupled:
+                call.deliver(response, True)
+                return
+            while call.credits <= 0 and not stream.cancelled:
+                room.clear()
+                if call.credits <= 0:
+                    stream.on_cancel(partial(self._loop.call_soon_threadsafe, room.set))
+                    await room.wait()
+            call.credits -= 1
+            if response.outputs or not response.final:
+                call.deliver(response, False)
+        call.deliver(None, True)
+
+    async def _control(
+        self,
+        operation: str,
+        model: str,
+        argument: str,
+        files: Mapping[str, bytes],
+        done: Callable[[float, ServingError | None], None],
+    ) -> None:
+        value = 1.0
+        if operation == "load":
+            await self._models.load(model, argument or None, files or None)
+        elif operation == "unload":
+            await self._models.unload(model, unload_dependents=bool(argument))
+        else:
+            value = float(self._models.is_ready(model, argument))
+        done(value, None)
+
+    def _check_answerable(self, call: NestedCall, model: LiveModel) -> None:
+        """Raise ServingError(UNAVAILABLE) for a call that would wait for itself."""
+        backend = getattr(model, "backend", None)
+        instances: list[PythonInstance] = getattr(backend, "instances", [])
+        if not instances or any(instance.has_room for instance in instances):
+            return
+        busy = [(instance, run.number) for instance in instances for run in instance.executing]
+        if busy and is_stuck((call.caller, call.run), {(call.caller, call.run): busy}, self._next_of):
+            raise ServingError(
+                Code.UNAVAILABLE,
+                f"model '{call.caller.model}' calls model '{call.request.model}', of which every instance waits for "
+                f"this call to end: give '{call.request.model}' more instances, or do not call it while it calls back",
+                reason="nested_call_deadlock",
+            )
+
+    def _next_of(self, work: Work) -> list[Work] | None:
+        """What an execution waits for, any of which would do; None for one that is not waiting."""
+        waits = self._waits.get(work)
+        if waits is None:
+            return None
+        backend = getattr(waits.model, "backend", None)
+        instances: list[PythonInstance] = getattr(backend, "instances", [])
+        if not instances:
+            return None
+        runs: list[tuple[PythonInstance, Run]] = [(each, run) for each in instances for run in each.executing]
+        for instance, run in runs:
+            if any(request is waits.call.request for request in run.batch.requests):
+                return [(instance, run.number)]
+        if any(instance.has_room for instance in instances):
+            return None
+        return [(instance, run.number) for instance, run in runs]
+
+
+async def _guarded(act: Callable[[], Awaitable[None]], failed: Callable[[ServingError], None]) -> None:
+    try:
+        await act()
+    except ServingError as error:
+        failed(error)
+    except Exception as error:
+        _LOG.exception("a custom model's call failed")
+        failed(ServingError(Code.INTERNAL, f"the call failed: {error}"))
+    except asyncio.CancelledError:
+        failed(ServingError(Code.UNAVAILABLE, "the server is stopping"))
+        raise
+
+
+def _cancel_with_parents(call: NestedCall) -> None:
+    stream = call.request.stream
+
+    def one_left() -> None:
+        if all(parent.stream.ended for parent in call.parents):
+            stream.cancel("the requests it was made for were cancelled")
+
+    for parent in call.parents:
+        parent.stream.on_cancel(one_left)
