@@ -15,6 +15,7 @@ from kvcache.hashes import root_hash
 from scheduler.engine_options import EngineOptions
 from scheduler.frames import Commands, EngineLimits, EngineStats, Failure, NewRequest, StepFrame
 from scheduler.plan import Budget, Plan, commit, plan
+from scheduler.preparing import Preparing
 from scheduler.schedule import Schedule
 from scheduler.step_batch import step_batch
 from scheduler.step_time import StepTimeModel
@@ -61,6 +62,7 @@ class Engine:
             caches_prefixes=options.enable_prefix_caching,
         )
         self._sequences: dict[int, TokenSequence] = {}
+        self._preparing = Preparing()
         self._deadlines: list[tuple[float, int]] = []
         self._failures: list[tuple[int, Failure]] = []
         self._seeds = random.SystemRandom() if options.seed is None else random.Random(options.seed)
@@ -103,7 +105,11 @@ class Engine:
             deadline=request.deadline,
         )
         self._sequences[request.number] = sequence
-        self.schedule.enqueue(sequence)
+        prepared = self._runner.prepare(request.sampling) if request.sampling.grammar is not None else None
+        if prepared is None:
+            self.schedule.enqueue(sequence)
+        else:
+            self._preparing.add(sequence, prepared)
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.number))
 
@@ -121,6 +127,7 @@ class Engine:
         """Bring every running request forward. Raises EngineBrokenError after several failed steps in a row."""
         start = self._clock()
         self._expire(start)
+        self._take_prepared()
         work = plan(self.schedule, self._budget, self._times)
         self._update_rows(work)
         scheduled = [(sequence.number, start) for sequence in work.started if not sequence.scheduled]
@@ -142,7 +149,9 @@ class Engine:
     def check(self) -> None:
         """Every law that holds between two steps. Raises AssertionError."""
         self.schedule.check()
-        assert {sequence.number for sequence in self.schedule} == self._sequences.keys()
+        scheduled = {sequence.number for sequence in self.schedule}
+        assert scheduled.isdisjoint(self._preparing.numbers)
+        assert scheduled | self._preparing.numbers == self._sequences.keys()
 
     def close(self) -> None:
         self._runner.close()
@@ -156,6 +165,15 @@ class Engine:
                     f"after {sequence.num_generated} tokens" if sequence.scheduled else "while it waited for its turn"
                 )
                 self._fail(sequence, ServingError(Code.DEADLINE, f"the request's deadline passed {state}"))
+
+    def _take_prepared(self) -> None:
+        """Sequences whose grammar is compiled join those that wait; with nothing else to do, waits a moment for one."""
+        for sequence, error in self._preparing.take(wait=not len(self.schedule)):
+            if error is None:
+                self.schedule.enqueue(sequence)
+            else:
+                self._failures.append((sequence.number, Failure.of(_as_serving_error(error))))
+                del self._sequences[sequence.number]
 
     def _update_rows(self, work: Plan) -> None:
         """Tell the runner who holds which row. A sequence it cannot take fails alone."""
@@ -195,7 +213,7 @@ class Engine:
             if event.finish is not None:
                 self._runner.remove(sequence.row)
                 del self._sequences[sequence.number]
-            elif self._propose is not None:
+            elif self._propose is not None and sequence.sampling.grammar is None:
                 sequence.drafts = self._propose(sequence)
         for index, error in output.failed.items():
             self._fail(work.slices[index].sequence, error)
@@ -206,9 +224,11 @@ class Engine:
         self._drop(sequence, has_row=has_row)
 
     def _drop(self, sequence: TokenSequence, *, has_row: bool = True) -> None:
+        del self._sequences[sequence.number]
+        if self._preparing.discard(sequence):
+            return
         is_running = bool(sequence.blocks)
         self.schedule.remove(sequence)
-        del self._sequences[sequence.number]
         if is_running and has_row:
             self._runner.remove(sequence.row)
 

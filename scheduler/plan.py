@@ -86,7 +86,7 @@ def commit(schedule: Schedule, slices: list[Slice], output: StepOutput) -> list[
         sequence = part.sequence
         if output.failed and index in output.failed:
             continue  # the engine ends it
-        sequence.computed += part.count
+        sequence.computed += part.count - (1 if index in output.postponed else 0)
         if output.prompt_logprobs and index in output.prompt_logprobs and not sequence.has_answered:
             sequence.prompt_logprobs += output.prompt_logprobs[index]
         finish = None

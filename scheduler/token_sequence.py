@@ -64,8 +64,10 @@ class TokenSequence:
         self.sampling = sampling
         self.seed = seed
         self.max_len = min(self.num_prompt + sampling.max_tokens, max_len)
-        self.min_tokens = sampling.min_tokens
-        self.eos = frozenset() if sampling.ignore_eos else eos
+        # behind the end of its grammar a sequence has nothing to say, whatever else was asked for
+        has_grammar = sampling.grammar is not None
+        self.min_tokens = 0 if has_grammar else sampling.min_tokens
+        self.eos = frozenset() if sampling.ignore_eos and not has_grammar else eos
         self.stops = frozenset(sampling.stop_token_ids)
         self.root = root
         self.priority = priority

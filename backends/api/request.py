@@ -86,6 +86,16 @@ class FinishReason(Enum):
     LENGTH = "length"  # max_tokens or the model's length
 
 
+class Grammar(msgspec.Struct, frozen=True, array_like=True):
+    """What an answer's text must be: `kind` "json_schema", "regex" or "lark" (llguidance's dialect), and its source.
+
+    Checked where it is made (`backends/lm/grammar.py`).
+    """
+
+    kind: str
+    text: str
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are chosen for one sequence. Checked where it is made (`openai_api/wire.py` and the llm backend).
 
@@ -93,7 +103,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     temperature, then top_k, top_p and min_p on the distribution that is left.
     `temperature` 0 is greedy. `top_k` 0 is off. `seed` None draws one. `logprobs` None is off, k asks for the
     sampled token and the k best; likewise `prompt_logprobs`. Log-probabilities are of the model's raw
-    distribution, before any of the above.
+    distribution, before any of the above. With a `grammar` only tokens it allows are chosen, end-of-sequence where the
+    text may end; it goes before the bans and `min_tokens` where these leave nothing, and its end before `ignore_eos`.
     """
 
     max_tokens: int
@@ -113,6 +124,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

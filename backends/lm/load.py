@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from backends.lm.config_gguf import read_gguf_config
 from backends.lm.config_hf import read_eos_token_ids, read_hf_config, read_json
 from backends.lm.fingerprint import fingerprint
 from backends.lm.gguf import read_gguf
+from backends.lm.grammar_compiler import guidance_vocabulary
 from backends.lm.hf_model import HfModel
 from backends.lm.location import find_model
 from backends.lm.model import Decoder, LayerProgress, attention_specs
@@ -71,7 +74,13 @@ def load_runner(folder: Path, options: LmOptions, progress: Progress | None = No
         fingerprint=fingerprint(_fingerprint_files(path), type(ops).__name__, options.dtype, str(ops.kv_dtype)),
         eos_token_ids=frozenset(loaded.eos_token_ids),
     )
-    return LmRunner(loaded.model, limits)
+    return LmRunner(loaded.model, limits, partial(_vocabulary, path, loaded.model.vocab_size, limits.eos_token_ids))
+
+
+def _vocabulary(path: Path, size: int, eos_ids: frozenset[int]) -> Any:
+    from backends.text.tokenizer import load_tokenizer
+
+    return guidance_vocabulary(load_tokenizer(path), size, eos_ids)
 
 
 @dataclass(frozen=True, slots=True)

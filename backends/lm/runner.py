@@ -1,8 +1,9 @@
 """One step of the engine: its arrays in, tokens out."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -10,6 +11,8 @@ import torch
 from backends.api.errors import Code, ServingError
 from backends.api.request import SamplingParams, TokenLogprobs
 from backends.lm.batch import attention_batch
+from backends.lm.grammar_compiler import GrammarCompiler, Vocabulary
+from backends.lm.grammar_rows import GrammarRows, StepMasks
 from backends.lm.ops import AttentionBatch
 from backends.lm.sampler import Sampler
 from backends.lm.sampler_choice import NO_TOKEN
@@ -50,7 +53,8 @@ class RunnerLimits:
 class LmRunner:
     """`ModelRunner` over a paged model. Only rows that choose a token, or whose log-probability is asked, meet the head."""
 
-    def __init__(self, model: PagedModel, limits: RunnerLimits) -> None:
+    def __init__(self, model: PagedModel, limits: RunnerLimits, vocabulary: Vocabulary | None = None) -> None:
+        """`vocabulary` None: sequences with a grammar are refused."""
         self.vocab_size = model.vocab_size
         self.eos_token_ids = limits.eos_token_ids
         self.max_model_len = limits.max_model_len
@@ -60,14 +64,22 @@ class LmRunner:
         self._model: PagedModel | None = model
         self._sampler = Sampler(limits.max_num_seqs, model.vocab_size, limits.eos_token_ids)
         self._prompts: dict[int, _Prompt] = {}  # of rows that want their prompt's log-probabilities
+        self._compiler = GrammarCompiler(vocabulary or _no_vocabulary)
+        self._grammars = GrammarRows(self._compiler, model.vocab_size)
+
+    def prepare(self, sampling: SamplingParams) -> "Future[Any] | None":
+        return None if sampling.grammar is None else self._compiler.prepare(sampling.grammar)
 
     def add(self, row: int, tokens: list[int], num_prompt: int, sampling: SamplingParams, seed: int) -> None:
         self._sampler.add(row, tokens, num_prompt, sampling, seed)
+        if sampling.grammar is not None:
+            self._grammars.add(row, sampling.grammar, tokens[num_prompt:])
         if sampling.prompt_logprobs is not None:
             self._prompts[row] = _Prompt(np.array(tokens[:num_prompt], np.int32), sampling.prompt_logprobs)
 
     def remove(self, row: int) -> None:
         self._sampler.remove(row)
+        self._grammars.remove(row)
         self._prompts.pop(row, None)
 
     @torch.inference_mode()
@@ -86,6 +98,8 @@ class LmRunner:
             self._model.close()
         self._model = None
         self._prompts.clear()
+        self._grammars.close()
+        self._compiler.close()
 
     def _loaded(self) -> PagedModel:
         if self._model is None:
@@ -96,6 +110,9 @@ class LmRunner:
         """Tokens for the slices that sample: after their last token, and at each guess before it."""
         slices = np.flatnonzero(batch.samples)
         output = StepOutput([[] for _ in batch.rows])
+        masks: dict[int, np.ndarray] = {}
+        if len(self._grammars):
+            slices, masks = self._with_masks(slices, batch, output)
         if not len(slices):
             return output
         drafts = batch.num_drafts[slices]
@@ -103,16 +120,29 @@ class LmRunner:
         firsts = ends - drafts - 1  # where each slice's first choice is made
         if not drafts.any():
             logits = model.logits(_rows(hidden, firsts))
-            sampled = self._sampler.sample(logits, batch.rows[slices], positions[firsts])
+            sampled = self._sampler.sample(logits, batch.rows[slices], positions[firsts], masks)
             chosen = [[token] for token in sampled.tokens]
             logprobs = {line: [entry] for line, entry in sampled.logprobs.items()}
         else:
             guesses = [batch.tokens[first + 1 : end].tolist() for first, end in zip(firsts, ends, strict=True)]
             logits = model.logits(_rows(hidden, _ranges(firsts, ends)))
-            verified = self._sampler.verify(logits, batch.rows[slices], positions[firsts], guesses)
+            before = np.cumsum(drafts + 1) - drafts - 1  # a slice with a mask has no guesses, so one line
+            masks = {int(before[place]): mask for place, mask in masks.items()}
+            verified = self._sampler.verify(logits, batch.rows[slices], positions[firsts], guesses, masks)
             chosen, logprobs = verified.tokens, verified.logprobs
         self._record(output, slices.tolist(), batch.rows, chosen, logprobs)
         return output
+
+    def _with_masks(
+        self, slices: np.ndarray, batch: StepBatch, output: StepOutput
+    ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+        """The slices that choose a token in this step, and the masks of those by their place; the others are in `output`."""
+        found: StepMasks = self._grammars.masks(batch.rows[slices].tolist())
+        output.postponed |= {int(slices[line]) for line in found.late}
+        output.failed |= {int(slices[line]): error for line, error in found.failed.items()}
+        kept = [line for line in range(len(slices)) if line not in found.late and line not in found.failed]
+        masks = {place: found.ready[line] for place, line in enumerate(kept) if line in found.ready}
+        return slices[kept], masks
 
     def _record(
         self,
@@ -130,6 +160,8 @@ class LmRunner:
                 continue
             output.tokens[index] = tokens
             self._sampler.commit(int(rows[index]), tokens)
+            if tokens[-1] not in self.eos_token_ids:  # which ends a row that has a grammar
+                self._grammars.commit(int(rows[index]), tokens)
             if line in logprobs:
                 output.logprobs[index] = logprobs[line]
 
@@ -165,6 +197,10 @@ class LmRunner:
 class _Prompt:
     tokens: np.ndarray  # (P,) int32
     num_logprobs: int
+
+
+def _no_vocabulary() -> Any:
+    raise ValueError("it has no tokenizer")
 
 
 def _ranges(firsts: np.ndarray, ends: np.ndarray) -> np.ndarray:

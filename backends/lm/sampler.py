@@ -143,8 +143,7 @@ class Sampler:
             if state.sampling.logprobs is not None:
                 raw[line] = values.copy() if edits else values
             if edits:
-                state.edit(values, pending[line] if pending is not None else ())
-                _mask(values, masks.get(line))
+                _edit_row(values, state, pending[line] if pending is not None else (), masks.get(line))
                 if logits.device.type != "cpu":
                     logits[line] = torch.from_numpy(values).to(logits.device)
         return raw
@@ -204,7 +203,16 @@ def _accepted(chosen: list[int], draft: Sequence[int]) -> list[int]:
     return chosen
 
 
-def _mask(values: np.ndarray, mask: np.ndarray | None) -> None:
-    if mask is not None:
-        allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(values)]
-        values[allowed == 0] = -np.inf
+def _edit_row(values: np.ndarray, state: SamplingRow, pending: Sequence[int], mask: np.ndarray | None) -> None:
+    """Edits, then the mask. Where the two leave no token, the mask alone: a ban may not break a grammar."""
+    if mask is None:
+        state.edit(values, pending)
+        return
+    forbidden = np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(values)] == 0
+    if state.edits_logits:
+        before = values.copy()
+        state.edit(values, pending)
+        values[forbidden] = -np.inf
+        if np.isneginf(values.max()):
+            values[:] = before
+    values[forbidden] = -np.inf

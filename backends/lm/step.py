@@ -4,8 +4,9 @@ The engine (`scheduler/engine.py`) decides; a `ModelRunner` computes. `runner.py
 and simulations bring their own. Nothing here imports torch.
 """
 
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -43,6 +44,9 @@ class StepOutput:
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     # slice -> why no token could be chosen for it; that sequence cannot go on, the others do
     failed: dict[int, ServingError] = field(default_factory=dict)
+    # slices that reached their last token and were not sampled, because what their next token must fit is still being
+    # worked out: they compute that token again in the next step
+    postponed: set[int] = field(default_factory=set)
 
 
 class ModelRunner(Protocol):
@@ -58,6 +62,13 @@ class ModelRunner(Protocol):
     num_blocks: int
     block_size: int
     fingerprint: str
+
+    def prepare(self, sampling: SamplingParams) -> "Future[Any] | None":
+        """Begin, on another thread, what must be ready before a sequence with this `grammar` is added.
+
+        None where nothing must. The future fails with the ServingError that ends the request. Asked only for sequences with a grammar.
+        """
+        ...
 
     def add(self, row: int, tokens: list[int], num_prompt: int, sampling: SamplingParams, seed: int) -> None:
         """A sequence takes `row`. `tokens` beyond `num_prompt` were generated before a preemption.
