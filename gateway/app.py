@@ -83,6 +83,7 @@ class Server:
             cache=response_cache(settings.cache_config),
             limiter=rate_limiter(settings.rate_limit, settings.rate_limit_resource),
             cache_folder=str(_cache_folder()),
+            find=lambda name, version: self.repository.find_live(name, version),
         )
         self.repository = Repository(_repository_options(settings), self._loader)
         self.openai = OpenAI(self.repository.find, self.repository.ready_models, _openai_options(settings))

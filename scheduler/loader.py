@@ -7,19 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backends.api.base import LiveModel
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from scheduler.alarm import Alarm
 from scheduler.engine_client import EngineClient
 from scheduler.engine_observer import EngineObserver
 from scheduler.engine_spec import EngineSpec
+from scheduler.ensemble import Find, load_ensemble
 from scheduler.labels import read_labels
 from scheduler.language_config import check_language_config
 from scheduler.language_model import LanguageModel
 from scheduler.load import load_tensor_model
 from scheduler.rate_limit import RateLimiter
 from scheduler.response_cache import ResponseCache
-from scheduler.tensor_model import TensorModel
 
 if TYPE_CHECKING:
     from backends.text.template import ChatTemplate
@@ -32,6 +33,10 @@ ObserverFactory = Callable[[ModelConfig, str], EngineObserver]
 """From a model's config and version to who watches its engine."""
 
 
+def _nothing_to_find(name: str, version: str) -> LiveModel:
+    raise ServingError(Code.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
+
+
 class ModelLoader:
     """A `Loader` of the repository. Owns what all models share: the alarm of queue deadlines, the response cache, rate limits."""
 
@@ -42,20 +47,25 @@ class ModelLoader:
         cache: ResponseCache | None = None,
         limiter: RateLimiter | None = None,
         cache_folder: str = "",
+        find: Find = _nothing_to_find,
     ) -> None:
+        """`find` gives ensembles the live models of their steps; it is not called before a model is loaded."""
         self._observer = observer
         self._limiter = limiter
         self._cache = cache
         self._cache_folder = cache_folder
+        self._find = find
         self._alarm = Alarm()
 
-    async def __call__(self, config: ModelConfig, version: str, folder: Path, /) -> LanguageModel | TensorModel:
+    async def __call__(self, config: ModelConfig, version: str, folder: Path, /) -> LiveModel:
         """Raises ServingError, with nothing left behind."""
         if config.backend == LLM:
             return await self._language_model(config, version, folder)
-        if config.ensemble is not None:
-            raise ServingError(Code.UNSUPPORTED, f"model '{config.name}': ensembles are not supported yet")
         labels = await asyncio.to_thread(read_labels, config, folder.parent)
+        if config.ensemble is not None:
+            ensemble = load_ensemble(config, version, self._find, self._cache)
+            ensemble.labels = labels
+            return ensemble
         model = await load_tensor_model(
             config, version, folder, alarm=self._alarm, cache=self._cache, limiter=self._limiter
         )
