@@ -92,6 +92,7 @@ class Server:
                     _cache_folder("environments"), allow_requirements=settings.allow_model_requirements
                 ),
             ),
+            find=lambda name, version: self.repository.find_live(name, version),
         )
         self.repository = Repository(_repository_options(settings), self._loader)
         self.openai = OpenAI(self.repository.find, self.repository.ready_models, _openai_options(settings))

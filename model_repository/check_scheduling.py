@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from backends.api.model_config import (
     DirectStrategy,
     DynamicBatching,
-    Ensemble,
     ModelConfig,
     QueuePolicy,
     SequenceBatching,
     TimeoutAction,
 )
+from model_repository.check_ensemble import ensemble_problems
 from model_repository.complete import ENSEMBLE
 from model_repository.problem import Problem
 
@@ -109,15 +109,4 @@ def _ensemble(config: ModelConfig) -> Iterator[Problem]:
     if config.platform != ENSEMBLE:
         text = f"ensemble scheduling cannot be set for model '{config.name}' whose platform is not ensemble"
         yield Problem("ensemble_scheduling", text)
-    yield from _steps(config.ensemble, config)
-
-
-def _steps(ensemble: Ensemble, config: ModelConfig) -> Iterator[Problem]:
-    if not ensemble.steps:
-        yield Problem("ensemble_scheduling", f"must specify 'step' for ensemble '{config.name}'")
-    for index, step in enumerate(ensemble.steps):
-        given = {"model_name": step.model_name, "input_map": step.input_map, "output_map": step.output_map}
-        for field, value in given.items():
-            if not value:
-                text = f"must specify '{field}' in step {index} of ensemble '{config.name}'"
-                yield Problem(f"ensemble_scheduling.step[{index}]", text)
+    yield from ensemble_problems(config.ensemble, config)

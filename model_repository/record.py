@@ -3,9 +3,16 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from backends.api.model_config import ModelConfig
 from model_repository.generation import Generation
 from model_repository.layout import Snapshot
 from model_repository.states import UNLOADED, OnChange, State, VersionState
+
+
+def step_models(config: ModelConfig) -> tuple[str, ...]:
+    """The models of an ensemble's steps, each once; () for a config of another kind."""
+    steps = config.ensemble.steps if config.ensemble else ()
+    return tuple(dict.fromkeys(step.model_name for step in steps))
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +34,11 @@ class Record:
     @property
     def is_serving(self) -> bool:
         return self.generation is not None
+
+    @property
+    def step_models(self) -> tuple[str, ...]:
+        """The models that a serving ensemble needs; () for others."""
+        return step_models(self.generation.candidate.config) if self.generation else ()
 
     @property
     def is_unloaded(self) -> bool:

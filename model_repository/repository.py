@@ -8,19 +8,22 @@ from typing import Any
 
 from backends.api.base import LiveModel
 from backends.api.errors import Code, ServingError
+from backends.api.model_config import ModelConfig
 from model_repository import layout
 from model_repository.candidate import Override, from_folder, from_override
 from model_repository.generation import Generation, Loader, LoadError, load_generation, read_whole
 from model_repository.memory import trim
 from model_repository.options import RepositoryOptions
-from model_repository.record import Record
+from model_repository.record import Record, step_models
 from model_repository.refusals import not_available
 from model_repository.states import IndexEntry, OnChange, State, log_change, reason_of
 from model_repository.table import VersionTable
 from model_repository.texts import (
+    circular,
     control_not_allowed,
     load_failed,
     not_unique,
+    step_failed,
     stopping,
     unknown_to_load,
     unreadable,
@@ -46,6 +49,7 @@ class Repository:
         self._records: dict[str, Record] = {}
         self._table = VersionTable()
         self._start_up: frozenset[str] | None = None  # None until `start` has tried them all
+        self._awaiting: dict[str, tuple[str, ...]] = {}  # ensembles that load -> the models they wait for
         self._tasks: set[asyncio.Task[None]] = set()  # loads, and the poller: what `close` cancels
         self._closing = False
 
@@ -65,6 +69,13 @@ class Repository:
         if version.isdecimal() and version != str(int(version)):
             return self.find(name, str(int(version)))
         raise not_available(self._records.get(name), name, version)
+
+    def find_live(self, name: str, version: str = "") -> LiveModel:
+        """As `find`, and while the server stops too: for what an accepted request still needs."""
+        record = self._records.get(name) if self._closing else None
+        models = record.generation.models if record is not None and record.generation is not None else {}
+        model = models.get(version or max(models, key=int, default=""))
+        return self.find(name, version) if model is None else model
 
     def is_ready(self, name: str, version: str = "") -> bool:
         """Whether a request would be taken now: a live model whose engine restarts is not ready for the moment."""
@@ -152,16 +163,21 @@ class Repository:
         """Take a model down and return once its requests are answered and its memory is given back.
 
         It refuses new requests at once, whether or not the caller stays. Nothing for an unknown model.
-        `unload_dependents` is about the steps of ensembles, which do not load here yet.
+        `unload_dependents`: the models of an ensemble's steps go too, those aside that another ensemble needs.
         """
         self._check_control_allowed()
         record = self._records.get(name)
         if record is None:
             log.info("unload of model '%s', which was never loaded: nothing to do", name)
             return
+        steps = record.step_models
         await self._take_down(record)
         if record.drains:
             await asyncio.wait(record.drains)
+        needed = {name for other in self._records.values() for name in other.step_models}
+        for step in steps if unload_dependents else ():
+            if step not in needed:
+                await self.unload(step, unload_dependents=True)
 
     async def poll(self) -> None:
         """One look at the disk: load what is new or changed, take down what is gone. Failures stay in the index."""
@@ -183,9 +199,15 @@ class Repository:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for record in self._records.values():
-            await self._take_down(record)
-        await asyncio.gather(*(drain for record in self._records.values() for drain in record.drains))
+        left = list(self._records.values())
+        while left:
+            # an ensemble before the models of its steps: its requests still need them
+            needed = {name for record in left for name in record.step_models}
+            free = [record for record in left if record.name not in needed] or left
+            for record in free:
+                await self._take_down(record)
+            await asyncio.gather(*(drain for record in free for drain in record.drains))
+            left = [record for record in left if record not in free]
 
     # Acting
 
@@ -230,11 +252,51 @@ class Repository:
         else:
             raise unknown_to_load(name)
         record.begin_load(list(candidate.versions))
+        await self._load_steps(candidate.config)
         generation = await load_generation(candidate, self._loader, self._slots)
         old = record.end_load(generation)
         self._table.swap(name, generation.models)
         if old is not None:
             self._drain(record, old)
+
+    async def _load_steps(self, config: ModelConfig) -> None:
+        """Load the models that an ensemble needs and that do not answer yet, side by side.
+
+        Raises ServingError(INVALID) for one that cannot be had, and for ensembles that need each other.
+        """
+        steps = step_models(config)
+        self._awaiting[config.name] = steps
+        try:
+            self._check_circle(config.name)
+            results = await asyncio.gather(*map(self._load_step, steps), return_exceptions=True)
+        finally:
+            del self._awaiting[config.name]
+        for step, result in zip(steps, results, strict=True):
+            if isinstance(result, ServingError):
+                raise step_failed(config.name, step, result)
+            if result is not None:
+                raise result
+
+    async def _load_step(self, name: str) -> None:
+        record = self._records.get(name)
+        if record is not None and record.lock.locked():
+            async with record.lock:  # somebody else is about to load it
+                if record.states:
+                    return
+        if self._table.get(name, "") is None:
+            await self._load(name)
+
+    def _check_circle(self, name: str) -> None:
+        """Whoever completes a circle of waiting ensembles is refused, so that none waits for ever."""
+        waiting = [(name, step) for step in self._awaiting[name]]
+        seen = set[str]()
+        while waiting:
+            above, step = waiting.pop()
+            if step == name:
+                raise circular(name, above)
+            if step not in seen:
+                seen.add(step)
+                waiting += [(step, below) for below in self._awaiting.get(step, ())]
 
     async def _take_down(self, record: Record) -> None:
         """Nothing of the model answers any more; what did drains in `record.drains`."""

@@ -49,3 +49,18 @@ def versions_failed(name: str, causes: Mapping[str, ServingError]) -> ServingErr
     """The answer to a load of which these versions (version -> cause) did not come up."""
     lines = (f"version {version} is at UNAVAILABLE state: {reason_of(cause)};\n" for version, cause in causes.items())
     return ServingError(Code.INVALID, f"load failed for model '{name}': {''.join(lines)}")
+
+
+def circular(ensemble: str, above: str) -> ServingError:
+    """For an ensemble that is a step of its own step `above`."""
+    text = f"circular dependency between ensembles: {ensemble} -> ... -> {above} -> {ensemble}"
+    return ServingError(Code.INVALID, text)
+
+
+def step_failed(ensemble: str, step: str, cause: ServingError) -> ServingError:
+    """For an ensemble whose step's model could not be loaded."""
+    return ServingError(
+        Code.INVALID,
+        f"ensemble '{ensemble}' depends on '{step}' which has no loaded version. "
+        f"Model '{step}' loading failed with error: {cause.message}",
+    )

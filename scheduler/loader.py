@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backends.api.base import LiveModel
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from backends.python.backend import PythonBackend, config_texts
@@ -16,6 +17,7 @@ from scheduler.bls import ModelCalls, Models
 from scheduler.engine_client import EngineClient
 from scheduler.engine_observer import EngineObserver
 from scheduler.engine_spec import EngineSpec
+from scheduler.ensemble import Find, load_ensemble
 from scheduler.labels import read_labels
 from scheduler.language_config import check_language_config
 from scheduler.language_model import LanguageModel
@@ -49,6 +51,10 @@ ObserverFactory = Callable[[ModelConfig, str], EngineObserver]
 """From a model's config and version to who watches its engine."""
 
 
+def _nothing_to_find(name: str, version: str) -> LiveModel:
+    raise ServingError(Code.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
+
+
 class ModelLoader:
     """A `Loader` of the repository. Owns what all models share: the alarm of queue deadlines, the response cache, rate limits."""
 
@@ -59,23 +65,28 @@ class ModelLoader:
         cache: ResponseCache | None = None,
         limiter: RateLimiter | None = None,
         cache_folder: str = "",
+        find: Find = _nothing_to_find,
         python: PythonParts | None = None,
     ) -> None:
+        """`find` gives ensembles the live models of their steps; it is not called before a model is loaded."""
         self._observer = observer
         self._limiter = limiter
         self._cache = cache
         self._cache_folder = cache_folder
+        self._find = find
         self._python = python
         self._calls: ModelCalls | None = None
         self._alarm = Alarm()
 
-    async def __call__(self, config: ModelConfig, version: str, folder: Path, /) -> LanguageModel | TensorModel:
+    async def __call__(self, config: ModelConfig, version: str, folder: Path, /) -> LiveModel:
         """Raises ServingError, with nothing left behind."""
         if config.backend == LLM:
             return await self._language_model(config, version, folder)
-        if config.ensemble is not None:
-            raise ServingError(Code.UNSUPPORTED, f"model '{config.name}': ensembles are not supported yet")
         labels = await asyncio.to_thread(read_labels, config, folder.parent)
+        if config.ensemble is not None:
+            ensemble = load_ensemble(config, version, self._find, self._cache)
+            ensemble.labels = labels
+            return ensemble
         if config.backend == PYTHON:
             model: TensorModel = await self._python_model(config, version, folder)
         else:

@@ -271,9 +271,9 @@ if msgspec is not None:
 
         return read
 
-else:  # type: ignore[unreachable]  # not here, but there
+else:  # not here, but there
 
-    def _encode(frame: Any) -> bytes:
+    def _encode(frame: Any) -> bytes:  # type: ignore[unreachable]
         return json.dumps(frame, separators=(",", ":")).encode()
 
     def _decoder(kind: type) -> Callable[[Any], Any]:

@@ -16,6 +16,7 @@ from backends.api.model_config import (
     InstanceGroup,
     ModelConfig,
     OldestStrategy,
+    Optimization,
     QueuePolicy,
     RateLimiterResource,
     SequenceBatching,
@@ -70,7 +71,16 @@ def flag(name: str, kind: str) -> SequenceControl:
 
 
 DELAY = QueuePolicy(TimeoutAction.DELAY, 100)
-STEP = EnsembleStep("x", -1, {"a": "b"}, {"c": "d"})
+STEP = EnsembleStep("x", -1, {"a": "i"}, {"c": "o"})
+
+
+def ensemble(*steps: EnsembleStep, **changes: Any) -> ModelConfig:
+    return replace(GOOD, platform="ensemble", ensemble=Ensemble(steps), instance_groups=(), **changes)
+
+
+def through(source: str, target: str) -> EnsembleStep:
+    return EnsembleStep("x", -1, {"a": source}, {"c": target})
+
 
 WRONG = [
     (replace(GOOD, max_batch_size=-1), "max_batch_size", "'max_batch_size' must be non-negative value for m"),
@@ -195,6 +205,26 @@ WRONG = [
         "must specify 'input_map' in step 0 of ensemble 'm'",
     ),
     (
+        ensemble(STEP, through("i", "o")),
+        "ensemble_scheduling.step[1].output_map",
+        "ensemble tensor 'o' can appear in an output map only once for ensemble 'm' step 1",
+    ),
+    (ensemble(through("o", "o")), "input[0]", "ensemble input 'i' for ensemble 'm' is not used"),
+    (ensemble(through("i", "x")), "output[0]", "ensemble output 'o' for ensemble 'm' is not used"),
+    (ensemble(through("i", "x"), through("y", "o")), "output[0]", "output 'o' for ensemble 'm' is not written"),
+    (ensemble(STEP, through("y", "z"), through("z", "y")), "ensemble_scheduling.step", "ensemble tensor 'y' is unused"),
+    (ensemble(STEP, through("i", "z")), "ensemble_scheduling.step", "ensemble tensor 'z' is unused in ensemble 'm'"),
+    (
+        ensemble(STEP, optimization=Optimization(graph_level=1)),
+        "optimization",
+        "optimization should not be specified for ensemble 'm'",
+    ),
+    (
+        ensemble(STEP, warmup=(Warmup("w", 1, {}),)),
+        "model_warmup",
+        "model_warmup can not be specified for ensemble 'm'",
+    ),
+    (
         replace(GOOD, batch_inputs=(BatchInput("BATCH_ELEMENT_COUNT", ("b",), "FP32", ()),)),
         "batch_input[0]",
         "batch input kind 'BATCH_ELEMENT_COUNT' expects 1 source input, got 0",
@@ -245,7 +275,8 @@ def test_a_wrong_config_is_told_by_field_and_reason(config: ModelConfig, path: s
         dynamic(preserve_ordering=True, default_queue_policy=QueuePolicy(TimeoutAction.DELAY)),
         sequence(controls=(flag("A", "START"), flag("B", "END"), SequenceControl("C", "CORRID", "UINT64"))),
         replace(GOOD, max_batch_size=0, dynamic_batching=DynamicBatching()),
-        replace(GOOD, platform="ensemble", ensemble=Ensemble((STEP,)), instance_groups=()),
+        ensemble(STEP),
+        ensemble(through("i", "x"), through("x", "o")),
         warmup(source="random_data"),
         with_output(label_filename="labels/imagenet.txt"),
     ],

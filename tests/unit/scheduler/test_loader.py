@@ -10,6 +10,7 @@ from backends.api.errors import Code, ServingError
 from backends.api.model_config import (
     DynamicBatching,
     Ensemble,
+    EnsembleStep,
     InstanceGroup,
     ModelConfig,
     TensorSpec,
@@ -48,9 +49,10 @@ async def test_a_missing_label_file_fails_the_load_by_name(load: ModelLoader, tm
 
 
 async def test_what_no_scheduler_runs_is_refused(load: ModelLoader, tmp_path: Path) -> None:
-    with pytest.raises(ServingError, match="ensembles are not supported yet") as raised:
-        await load(ModelConfig("e", platform="ensemble", ensemble=Ensemble(())), "1", tmp_path)
-    assert raised.value.code is Code.UNSUPPORTED
+    step = EnsembleStep("gone", -1, {"a": "i"}, {"b": "o"})
+    with pytest.raises(ServingError, match="ensemble 'e' depends on 'gone' which has no loaded version") as raised:
+        await load(ModelConfig("e", platform="ensemble", ensemble=Ensemble((step,))), "1", tmp_path)
+    assert raised.value.code is Code.INVALID
     with pytest.raises(ServingError, match="unable to find backend library for backend 'nope'"):
         await load(ModelConfig("m", backend="nope"), "1", tmp_path)
 
