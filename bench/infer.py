@@ -108,7 +108,7 @@ def _groups(points: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 async def _run(
     target: Target, point: Mapping[str, Any], body: Body, options: argparse.Namespace, seconds: float
 ) -> dict[str, float]:
-    meter = Meter(target.http)
+    meter = Meter(target.grpc if point["protocol"].startswith("grpc") else target.http)
     meter.start()
     if point["protocol"].startswith("http") and _uses_wrk(options):
         numbers = await run_wrk(target, body, point["clients"], seconds)
