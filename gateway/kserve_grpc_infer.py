@@ -15,6 +15,8 @@ from gateway.kserve_json_answer import AnswerForm
 from gateway.kserve_proto import answer_form, decode_infer, encode_infer
 from gateway.kserve_service import complete, count_refusal, labels_of, no_answer
 
+_FOREVER = 1e9  # seconds: what grpc says of a call without a deadline is more
+
 
 def model_infer(front: Front, message: Any, context: grpc.ServicerContext) -> Any:
     """One answer to one request; the caller's cancel or passed deadline cancels the model's work."""
@@ -22,7 +24,7 @@ def model_infer(front: Front, message: Any, context: grpc.ServicerContext) -> An
     model, request, form = accept(front, message, context, allow_decoupled=False)
     request.times.received = received
     remaining = context.time_remaining()
-    if remaining is not None:
+    if remaining is not None and remaining < _FOREVER:
         request.deadline = received + remaining
     if not context.add_callback(partial(request.stream.cancel, "the client has gone")):
         request.stream.cancel("the client has gone")

@@ -11,6 +11,9 @@ from scheduler.deadlines import Deadlines
 _LOG = logging.getLogger(__name__)
 
 Callback = Callable[[], object]
+_LONGEST_WAIT = (
+    3600.0  # seconds; a deadline may lie farther ahead than a lock can wait, and looking again costs nothing
+)
 
 
 class Alarm:
@@ -46,7 +49,7 @@ class Alarm:
                 due = self._deadlines.pop_due(time.monotonic())
                 if not due:
                     rest = self._deadlines.next - time.monotonic()
-                    self._changed.wait(None if rest == inf else max(0.0, rest))
+                    self._changed.wait(None if rest == inf else min(max(0.0, rest), _LONGEST_WAIT))
             for callback in due:
                 try:
                     callback()

@@ -42,3 +42,10 @@ def test_a_callback_that_raises_does_not_stop_the_others(caplog):
     alarm.set(done.set, time.monotonic() + 0.01)
     assert done.wait(PATIENCE)
     assert "callback failed" in caplog.text
+
+
+def test_a_time_farther_ahead_than_a_lock_can_wait_does_not_end_the_thread():
+    alarm, done = Alarm(), threading.Event()
+    alarm.set(lambda: None, time.monotonic() + 2 * threading.TIMEOUT_MAX)
+    alarm.set(done.set, time.monotonic() + 0.01)
+    assert done.wait(PATIENCE)
