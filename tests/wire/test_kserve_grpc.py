@@ -296,6 +296,12 @@ def test_a_passed_deadline_cancels_the_models_work(stub: Any, kserve: Service) -
     assert taken.deadline is not None
 
 
+def test_a_call_without_a_deadline_gives_the_model_none(stub: Any, kserve: Service) -> None:
+    call = stub.ModelInfer.future(request("silent"))
+    assert taken_by(kserve, "silent").deadline is None
+    call.cancel()
+
+
 def test_every_accepted_request_is_reported_once(
     stub: Any, ended: "queue.SimpleQueue[tuple[InferenceRequest, ServingError | None]]"
 ) -> None:
