@@ -189,9 +189,9 @@ def _check_left_over(here: psutil.Process, num_fds: int, faults: list[str]) -> N
     children = here.children(recursive=True)
     if children:
         faults.append(f"processes left: {[(child.pid, child.status()) for child in children]}")
+    gc.collect()  # arrays over shared memory
     if here.num_fds() > num_fds:
         faults.append(f"descriptors: {num_fds} at the start, {here.num_fds()} after")
-    gc.collect()  # arrays over shared memory
     maps = Path("/proc/self/maps").read_text().count("memfd:tidegate")
     if maps:
         faults.append(f"{maps} mappings of shared memory left")
