@@ -33,10 +33,6 @@ class PythonModel(TensorModel):
     def custom_metrics(self) -> CustomMetrics:
         return self.backend.metrics
 
-    @property
-    def can_express(self) -> bool:
-        return False
-
 
 async def load_python_model(
     backend: PythonBackend,

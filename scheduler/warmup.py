@@ -29,7 +29,7 @@ def warm_up(instance: TensorInstance, config: ModelConfig, layout: BatchLayout, 
 
 def make_requests(config: ModelConfig, sample: Warmup, folder: Path) -> list[InferenceRequest]:
     """`batch_size` equal requests of one row each, or one request for a model without batching."""
-    if sample.batch_size > config.max_batch_size:
+    if sample.batch_size > max(1, config.max_batch_size):
         raise ServingError(
             Code.INVALID,
             f"warmup sample '{sample.name}' of model '{config.name}' has batch size {sample.batch_size}, "

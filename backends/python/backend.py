@@ -32,8 +32,6 @@ ConfigOfText = Callable[[str], ModelConfig]
 class PythonBackend:
     """A `RequestBackend`. The process that completes the configuration becomes the first instance's."""
 
-    is_steady = False
-
     def __init__(
         self,
         config: ModelConfig,

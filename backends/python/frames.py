@@ -8,13 +8,13 @@ JSON because the process may run in an environment without msgspec. The server c
 import json
 import struct
 from collections.abc import Callable
+from importlib.util import find_spec
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
-try:
+HAS_MSGSPEC: bool = find_spec("msgspec") is not None  # not in every model's own environment
+if HAS_MSGSPEC:
     import msgspec
-except ImportError:  # in a model's own environment
-    msgspec = None  # type: ignore[assignment]
 
 PREFIX = struct.Struct("<III")
 MAX_HEADER = 1 << 28  # bytes; more is garbage
@@ -257,7 +257,7 @@ def decode(kind: int, header: "bytes | bytearray | memoryview") -> Any:
     return _DECODERS[kind](header)
 
 
-if msgspec is not None:
+if HAS_MSGSPEC:
     _encode: Callable[[Any], bytes] = msgspec.json.Encoder().encode
 
     def _decoder(kind: type) -> Callable[[Any], Any]:
@@ -271,9 +271,9 @@ if msgspec is not None:
 
         return read
 
-else:  # not here, but there
+else:
 
-    def _encode(frame: Any) -> bytes:  # type: ignore[unreachable]
+    def _encode(frame: Any) -> bytes:
         return json.dumps(frame, separators=(",", ":")).encode()
 
     def _decoder(kind: type) -> Callable[[Any], Any]:

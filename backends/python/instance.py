@@ -511,6 +511,8 @@ class Supervisor:
                 started = start(instance)
             except ServingError as error:
                 instance.lose()
+                if self.stopping.is_set():
+                    return None
                 _LOG.error("%s: cannot be started again: %s", instance.placement.name, error.message)
                 self._failed(instance, error)
                 continue
