@@ -8,8 +8,8 @@ from typing import Any
 
 REFUSED = (
     "runtime",
-    "sequence_batching",
-    "ensemble_scheduling",
+    "sequence_batching.iterative_sequence",
+    "ensemble_scheduling.step.model_namespace",
     "cc_model_filenames",
     "model_operations",
     "model_repository_agents",

@@ -20,6 +20,7 @@ from scheduler.merge import BatchLayout, Part
 
 _LOG = logging.getLogger(__name__)
 _SLOW_READER = 256  # answers that wait for the caller, past which no more are made
+_READS_AT_ONCE = 64  # then others get the event loop
 _LOOK_AGAIN = 0.01  # seconds until a slow reader is looked at again
 
 OnEnd = Callable[["EnsembleRun", ServingError | InferenceResponse | None], None]
@@ -44,13 +45,12 @@ class EnsembleParts:
 class _Running:
     """A call under way. `answers` were taken from its stream and wait for their turn."""
 
-    __slots__ = ("answers", "call", "has_ended", "is_noted", "request")
+    __slots__ = ("answers", "call", "is_noted", "request")
 
     def __init__(self, call: Call, request: InferenceRequest) -> None:
         self.call = call
         self.request = request
         self.answers: deque[InferenceResponse] = deque()
-        self.has_ended = False  # nothing more comes on the stream
         self.is_noted = False  # it is in the run's list of those to look at
 
 
@@ -141,8 +141,12 @@ class EnsembleRun:
         try:
             if first is not None:
                 first()
-            while self._noted and not self._has_ended:
+            for _ in range(_READS_AT_ONCE):
+                if not self._noted or self._has_ended:
+                    break
                 self._read(self._noted.popleft())
+            else:
+                self._loop.call_soon(self._work, None)
             if self._walk is not None and self._walk.is_over:
                 self._end(None)
         except ServingError as error:
@@ -211,45 +215,46 @@ class EnsembleRun:
             successor.infer(request)
 
     def _read(self, running: _Running) -> None:
-        """Take what has come from a step, as far as its answers may go on."""
+        """Take one answer from a step; the next only after what this one sets going at once."""
         running.is_noted = False
         if self._walk is None or running not in self._running:
             return
         call, stream = running.call, running.request.stream
-        while True:
-            while running.answers:
-                if self._is_full(running):
-                    self._held[running] = None
-                    return
-                response = running.answers.popleft()
-                if response.outputs or not call.step.is_decoupled:
-                    self._do(self._walk.answered(call, response.outputs))
-                if self._has_ended:
-                    return
+        if not running.answers:
             had_ended = stream.ended
             running.answers.extend(stream.poll())
             if not running.answers:
-                break
-        if not had_ended:
-            stream.notify(partial(self._note, running))
+                if had_ended:
+                    self._finished(running, self._walk)
+                else:
+                    stream.notify(partial(self._note, running))
+                return
+        if self._is_full(running):
+            self._held[running] = None
             return
+        response = running.answers.popleft()
+        if response.outputs or not call.step.is_decoupled:  # else it only says that nothing more comes
+            self._do(self._walk.answered(call, response.outputs))
+        self._look_at(running)
+
+    def _finished(self, running: _Running, walk: Walk) -> None:
+        """A step said its last; those held back may have room again."""
         del self._running[running]
-        self._walk.ended(call)
-        self._resume()
+        walk.ended(running.call)
+        held, self._held = self._held, {}
+        for other in held:
+            self._look_at(other)
 
     def _is_full(self, running: _Running) -> bool:
-        if not running.call.step.is_decoupled:
+        """Whether as many of a decoupled step's answers are under way as there may be, or as the caller leaves unread."""
+        call = running.call
+        if not call.step.is_decoupled:
             return False
-        if self.request.stream.num_waiting >= _SLOW_READER:
+        unread = self.request.stream.num_waiting
+        if unread and unread + call.num_inflight >= _SLOW_READER:
             self._loop.call_later(_LOOK_AGAIN, self._note, running)
             return True
-        return 0 < self._limit <= running.call.num_inflight
-
-    def _resume(self) -> None:
-        """A call has ended, so that those held back may have room again."""
-        held, self._held = self._held, {}
-        for running in held:
-            self._look_at(running)
+        return 0 < self._limit <= call.num_inflight
 
     def _end(self, end: ServingError | InferenceResponse | None) -> None:
         if self._has_ended:

@@ -14,6 +14,7 @@ from scheduler.merge import BatchLayout
 from scheduler.ragged import BATCH_INPUT_KINDS, SCATTER
 from scheduler.rate_limit import Claim, RateLimiter
 from scheduler.response_cache import ResponseCache
+from scheduler.sequence_slots import SlotBackend, with_sequence_tensors
 from scheduler.tensor_model import TensorModel
 from scheduler.warmup import warm_up
 
@@ -33,7 +34,7 @@ async def load_tensor_model(
     `cache` (used where the config says so) and `limiter` (None: off). Raises ServingError with nothing left behind.
     """
     check_supported(config)
-    backend = await asyncio.to_thread(open_backend, config, folder)
+    backend = await asyncio.to_thread(open_backend, with_sequence_tensors(config), folder)
     return await start_tensor_model(
         backend, config, version, folder.parent / "warmup", alarm=alarm, cache=cache, limiter=limiter
     )
@@ -50,6 +51,8 @@ async def start_tensor_model(
     limiter: RateLimiter | None = None,
 ) -> TensorModel:
     """The same over an open backend, which is closed if this fails."""
+    if config.sequence_batching is not None:
+        backend = SlotBackend(backend, warmup_folder.parent / "initial_state")
     try:
         config = await asyncio.to_thread(backend.complete, config)
         check_supported(config)
@@ -66,8 +69,8 @@ def check_supported(config: ModelConfig) -> None:
     what = None
     if config.decoupled:
         what = f"backend '{config.backend}' gives one answer a request and cannot be decoupled"
-    elif config.sequence_batching is not None or config.ensemble is not None:
-        what = "this scheduler runs neither sequences nor ensembles"
+    elif config.ensemble is not None:
+        what = "this scheduler runs no ensembles"
     elif any(spec.is_shape_tensor for spec in (*config.inputs, *config.outputs)):
         what = f"backend '{config.backend}' has no shape tensors (is_shape_tensor)"
     elif any(spec.is_non_linear_format_io for spec in (*config.inputs, *config.outputs)):

@@ -96,9 +96,11 @@ async def _start_instances(
 
 
 def _check_supported(config: ModelConfig) -> None:
-    if config.sequence_batching is not None:
+    if config.sequence_batching is not None and config.sequence_batching.states:
         raise ServingError(
-            Code.UNSUPPORTED, f"model '{config.name}': sequence batching of custom models is not supported yet"
+            Code.UNSUPPORTED,
+            f"model '{config.name}': a custom model keeps the state of its sequences itself, expected no "
+            "sequence_batching.state",
         )
 
 
@@ -111,6 +113,9 @@ async def _warm_up(model: PythonModel, folder: Path) -> None:
             for _ in range(max(1, sample.count) * max(1, len(model.backend.instances)))
             for request in make_requests(config, sample, folder)
         ]
+        if config.sequence_batching is not None:
+            for number, request in enumerate(requests, start=1):
+                request.sequence_id, request.sequence_start, request.sequence_end = number, True, True
         try:
             await asyncio.wait_for(_run_all(model, requests), _WARM_UP_PATIENCE)
         except (ServingError, TimeoutError) as error:

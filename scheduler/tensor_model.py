@@ -12,7 +12,7 @@ from typing import Any
 
 from backends.api.base import RequestBackend, RequestInstance, TensorBackend, TensorInstance
 from backends.api.errors import Code, ServingError
-from backends.api.model_config import ModelConfig
+from backends.api.model_config import ModelConfig, OldestStrategy
 from backends.api.request import InferenceRequest, InferenceResponse
 from backends.api.statistics import Failure, ModelStatistics
 from backends.api.tensor import Tensor
@@ -26,6 +26,8 @@ from scheduler.ordering import OrderedDelivery
 from scheduler.rate_limit import Claim
 from scheduler.request_batch import RunningBatch
 from scheduler.response_cache import ResponseCache, key_of, num_input_bytes
+from scheduler.sequence import SequenceScheduler
+from scheduler.sequence_slots import SlotBackend
 
 _LOG = logging.getLogger(__name__)
 Run = Callable[[list[Waiting]], None]
@@ -58,8 +60,8 @@ class TensorModel:
         self._cache = cache
         self._layout = BatchLayout(config)
         self._policy = BatchPolicy.of(config)
-        self._order = OrderedDelivery() if self._policy.preserve_ordering else None
-        self._scheduler = BatchScheduler(self._policy, self._refuse, alarm, self._order.expect if self._order else None)
+        self._order = OrderedDelivery() if _preserves_order(config, self._policy) else None
+        self._scheduler = self._make_scheduler(alarm)
         self._readers = ThreadPoolExecutor(1, f"{config.name}_cache")  # its thread starts at first use
         self._endings = Endings(config.name, version, self.statistics, self._order, cache)
         self._threads: list[InstanceThread[Any]] = []
@@ -149,6 +151,13 @@ class TensorModel:
         while self._serve_one(seat, claim, run):
             pass
 
+    def _make_scheduler(self, alarm: Alarm) -> BatchScheduler | SequenceScheduler:
+        expect = self._order.expect if self._order else None
+        if self._config.sequence_batching is None:
+            return BatchScheduler(self._policy, self._refuse, alarm, expect)
+        with_slots = isinstance(self._backend, SlotBackend)
+        return SequenceScheduler(self._config, self._refuse, alarm, expect, with_slots=with_slots)
+
     # The way in
 
     def _wait(self, request: InferenceRequest, rows: int, now: float) -> Waiting:
@@ -167,8 +176,8 @@ class TensorModel:
     def _submit(self, waiting: Waiting) -> None:
         try:
             self._scheduler.submit(waiting)
-        except ServingError:
-            self.statistics.failed(Failure.REJECTED)
+        except ServingError as error:
+            self.statistics.failed(Failure.OTHER if error.code is Code.INVALID else Failure.REJECTED)
             raise
         waiting.request.stream.on_cancel(partial(self._cancel, waiting))
 
@@ -281,6 +290,13 @@ class TensorModel:
         for claim in self._claims:
             claim.drop()
         self._backend.close()
+
+
+def _preserves_order(config: ModelConfig, policy: BatchPolicy) -> bool:
+    sequence = config.sequence_batching
+    if sequence is not None and isinstance(sequence.strategy, OldestStrategy):
+        return sequence.strategy.preserve_ordering
+    return policy.preserve_ordering
 
 
 def _wanted(requests: list[InferenceRequest]) -> list[str]:
