@@ -44,6 +44,8 @@ def _run(settings: Settings) -> int:
     # libgomp's default spinning doubles a step beside a busy process. Read when the library is loaded,
     # so it is set before anything imports torch, here and in the children.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    # No process of ours forks without exec: without this gRPC prints a line for every child that is started.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from gateway.app import run
 
     return run(settings)
