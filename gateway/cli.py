@@ -44,7 +44,7 @@ def _run(settings: Settings) -> int:
     # libgomp's default spinning doubles a step beside a busy process. Read when the library is loaded,
     # so it is set before anything imports torch, here and in the children.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    # grpc's fork handlers, which log a line whenever a child is started: ours are spawned, none is forked
+    # No process of ours forks without exec: without this gRPC prints a line for every child that is started.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from gateway.app import run
 

@@ -128,7 +128,7 @@ class EngineMetrics:
         self.step_tokens = histogram("iteration_tokens_total", "Tokens computed in a step", _LENGTH)
         self.first_token = histogram("time_to_first_token_seconds", "From arrival to the first token", _TTFT)
         self.inter_token = histogram("inter_token_latency_seconds", "Between two tokens of a request", _ITL)
-        self.end_to_end = histogram("e2e_request_latency_seconds", "From arrival to the last token", _LATENCY)
+        self.end_to_end = histogram("e2e_request_latency_seconds", "From arrival to the end", _LATENCY)
         self.queue_time = histogram("request_queue_time_seconds", "From arrival to the first step", _LATENCY)
         self.prefill_time = histogram(
             "request_prefill_time_seconds", "From the first step to the first token", _LATENCY
@@ -201,12 +201,13 @@ class _EngineWatch(EngineObserver):
         metrics.finished.labels(*labels, reason).inc()
         metrics.request_prompt_tokens.labels(*labels).observe(len(request.prompt))
         metrics.request_generation_tokens.labels(*labels).observe(num_tokens)
-        queued = (times.scheduled or time.monotonic()) - request.arrived
+        now = time.monotonic()
+        queued = (times.scheduled or now) - request.arrived
         metrics.queue_time.labels(*labels).observe(queued)
+        metrics.end_to_end.labels(*labels).observe(now - request.arrived)
         if times.first_token:
             metrics.prefill_time.labels(*labels).observe(times.first_token - times.scheduled)
             metrics.decode_time.labels(*labels).observe(times.last_token - times.first_token)
-            metrics.end_to_end.labels(*labels).observe(times.last_token - request.arrived)
         _REQUEST_LOG.info(
             "generated",
             extra={

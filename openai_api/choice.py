@@ -133,7 +133,7 @@ class Choice:
     def _end(self) -> None:
         self.finished = True
         # A stop string is found here, not in the engine: this is what tells it to stop.
-        self.request.stream.cancel("the choice is complete")
+        self.request.stream.cancel("the choice is complete", satisfied=True)
 
 
 def _entries(logprobs: list[TokenLogprobs] | None) -> list[Entry]:

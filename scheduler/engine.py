@@ -67,6 +67,7 @@ class Engine:
         self._failures: list[tuple[int, Failure]] = []
         self._seeds = random.SystemRandom() if options.seed is None else random.Random(options.seed)
         self._num_failures = 0  # failed steps in a row
+        self._has_news = False  # the schedule changed since the last frame told of it
         self._counts = _Counts()
 
     @property
@@ -78,7 +79,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences or self._failures)
+        """Whether a step would bring something, if only the news that the last request is gone."""
+        return bool(self._sequences or self._failures or self._has_news)
 
     def apply(self, commands: Commands) -> bool:
         """Do what a client wants. True when the engine shall end."""
@@ -118,6 +120,7 @@ class Engine:
         sequence = self._sequences.get(number)
         if sequence is not None:
             self._drop(sequence)
+            self._has_news = True
 
     def clear_cache(self) -> None:
         """No later request finds a block computed before now."""
@@ -143,6 +146,7 @@ class Engine:
         failures, self._failures = self._failures, []
         if self._num_failures >= _MAX_FAILURES:
             raise EngineBrokenError(f"{self._num_failures} steps in a row failed")
+        self._has_news = False
         kv_events = self._events.drain() if self._events is not None else None
         return StepFrame(end, events, scheduled, failures, self._stats(end - start, work), kv_events)
 

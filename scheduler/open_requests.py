@@ -59,8 +59,11 @@ class OpenRequests:
         return self._last_number
 
     def cancel(self, number: int) -> bool:
-        """The reader left. False if the request had ended before."""
-        return self._leave(number, ServingError(Code.CANCELLED, "the client left")) is not None
+        """The reader left, or has all it wants. False if the request had ended before."""
+        entry = self._open.get(number)
+        satisfied = entry is not None and entry.request.stream.satisfied
+        end = FinishReason.STOP if satisfied else ServingError(Code.CANCELLED, "the client left")
+        return self._leave(number, end) is not None
 
     def deliver(self, frame: StepFrame) -> None:
         """Put what a step brought on the streams."""

@@ -24,7 +24,7 @@ class ResponseStream(Generic[T]):
     what a slow client left waiting), or from a plain thread with `get`.
     """
 
-    __slots__ = ("_cancel_callbacks", "_end", "_items", "_lock", "_wake")
+    __slots__ = ("_cancel_callbacks", "_end", "_items", "_lock", "_wake", "satisfied")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,6 +32,7 @@ class ResponseStream(Generic[T]):
         self._end: object = None  # None while open, then _FINISHED or a ServingError
         self._wake: Callable[[], object] | None = None
         self._cancel_callbacks: list[Callable[[], object]] = []
+        self.satisfied = False  # cancelled because the reader has all it wants, which is a good end
 
     # The writer's side
 
@@ -76,11 +77,15 @@ class ResponseStream(Generic[T]):
 
     # The reader's side
 
-    def cancel(self, reason: str = "the request was cancelled") -> None:
-        """The reader leaves: drop what is unread and tell the writer. Nothing if the stream has ended."""
+    def cancel(self, reason: str = "the request was cancelled", *, satisfied: bool = False) -> None:
+        """The reader leaves: drop what is unread and tell the writer. Nothing if the stream has ended.
+
+        `satisfied`: it has all it wants, as when it finds a stop string, so the request has ended well.
+        """
         with self._lock:
             if self._end is not None:
                 return
+            self.satisfied = satisfied
             self._end = ServingError(Code.CANCELLED, reason)
             self._items.clear()
             callbacks, self._cancel_callbacks = self._cancel_callbacks, []

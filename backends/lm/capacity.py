@@ -29,7 +29,8 @@ def bytes_per_block(specs: Sequence[AttentionSpec], block_size: int, itemsize: i
 def plan_capacity(options: LmOptions, max_positions: int, block_bytes: int, free_bytes: int, model: str) -> Capacity:
     """Never more than the options' memory; without, a share of `free_bytes` and no more than sequences can use.
 
-    A max_model_len that was asked for must fit in; the model's own is shortened to what does. Raises
+    A max_model_len that was asked for must fit into the memory; the model's own is shortened to what does. With a
+    number of blocks, which is nobody's guess, both hold: a sequence ends at whichever it meets first. Raises
     ServingError(INVALID) naming the parameter and its range.
     """
     wanted = options.max_model_len or max_positions
@@ -43,7 +44,7 @@ def plan_capacity(options: LmOptions, max_positions: int, block_bytes: int, free
         num_blocks = options.kv_cache_memory_bytes // block_bytes
     else:
         num_blocks = min(free_bytes // block_bytes, options.max_num_seqs * blocks_per_sequence)
-    if num_blocks >= blocks_per_sequence:
+    if num_blocks >= blocks_per_sequence or (options.num_gpu_blocks_override and options.max_model_len):
         return Capacity(num_blocks, wanted)
     if options.max_model_len or not num_blocks:
         need = f"at least {blocks_per_sequence * block_bytes} bytes ({blocks_per_sequence} blocks) for one sequence"

@@ -298,8 +298,13 @@ def test_the_models_length_is_cut_to_the_cache_but_an_asked_one_must_fit(folder:
     with pytest.raises(
         ServingError, match=r"'kv_cache_memory_bytes': expected at least \d+ bytes \(25 blocks\)"
     ) as caught:
-        load_runner(Path(), options(folder, num_gpu_blocks_override=10, max_model_len=100))
+        load_runner(Path(), options(folder, kv_cache_memory_bytes=1 << 14, max_model_len=100))
     assert caught.value.param == "kv_cache_memory_bytes"
+
+
+def test_a_cache_given_in_blocks_may_be_smaller_than_the_longest_sequence(folder: Path) -> None:
+    runner = load_runner(Path(), options(folder, num_gpu_blocks_override=10, max_model_len=100))
+    assert (runner.num_blocks, runner.max_model_len) == (10, 100)
 
 
 def test_a_length_beyond_the_model_is_refused(folder: Path) -> None:
@@ -350,7 +355,7 @@ def test_a_failed_load_leaves_no_threads_behind(family: str, tiny: Callable, fol
     folder = folder_of(tiny(family, head_dim=16))
     before = set(threading.enumerate())
     with pytest.raises(ServingError):
-        load_runner(Path(), options(folder, num_gpu_blocks_override=1, max_model_len=64))
+        load_runner(Path(), options(folder, kv_cache_memory_bytes=1 << 14, max_model_len=128))
     assert set(threading.enumerate()) <= before
 
 

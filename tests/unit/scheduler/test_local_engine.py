@@ -5,9 +5,10 @@ import threading
 import pytest
 
 from backends.api.errors import Code, ServingError
-from backends.api.request import GenerateRequest, SamplingParams
+from backends.api.request import FinishReason, GenerateRequest, SamplingParams
 from scheduler.calibrate import calibrate
 from scheduler.engine import Engine
+from scheduler.engine_observer import EngineObserver
 from scheduler.engine_options import EngineOptions, check_request
 from scheduler.frames import EngineLimits
 from scheduler.local_engine import LocalEngine
@@ -79,6 +80,25 @@ async def test_a_cancelled_request_leaves_nothing_behind(local):
     assert len(read(other)) == 6
     assert (engine.load.num_running, engine.load.num_waiting) == (0, 0)
     assert engine.load.num_free_blocks == engine.load.num_blocks == 64
+
+
+async def test_a_request_whose_reader_is_satisfied_has_ended_well(local):
+    ends = []
+
+    class Watch(EngineObserver):
+        def ended(self, request, num_tokens, end):
+            ends.append(end)
+
+    gate = Gate()
+    engine = LocalEngine(Engine(FakeRunner(on_step=gate), OPTIONS), OPTIONS, Watch())
+    for satisfied in (True, False):
+        asked = request([1, 2, 3], max_tokens=200)
+        engine.generate(asked)
+        asked.stream.cancel(satisfied=satisfied)
+    gate.opened.set()
+    await engine.close()
+    assert ends[0] is FinishReason.STOP
+    assert ends[1].code is Code.CANCELLED
 
 
 async def test_a_full_queue_refuses_at_once_by_number_and_by_tokens(local):

@@ -205,8 +205,11 @@ def test_an_aborted_request_is_gone_within_one_step():
     h.engine.abort(number)
     h.engine.check()
     assert h.engine.schedule.pool.num_free == h.runner.num_blocks
+    stats = h.engine.step().stats  # though nothing is left to compute, whoever keeps count is told
+    assert (stats.num_running, stats.num_free_blocks) == (0, h.runner.num_blocks)
     assert not h.engine.has_work
     h.engine.abort(number)  # once more does no harm
+    assert not h.engine.has_work
 
 
 def test_a_deadline_ends_a_request_that_waits_and_one_that_runs():
