@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import orjson
 
+from openai_api.calls import CallPiece
 from openai_api.choice import Choice, Delta
 from openai_api.generation_fields import GenerationOptions
 from openai_api.identity import Identity
@@ -38,8 +39,28 @@ def completion_answer(
 
 
 def _chat_choice(options: GenerationOptions, choice: Choice, delta: Delta, texts: TokenTexts) -> dict[str, object]:
-    message: dict[str, object] = {"role": "assistant", "content": delta.text, "refusal": None, "annotations": []}
+    content = delta.text or (None if delta.calls and delta.finish_reason == "tool_calls" else "")
+    message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None, "annotations": []}
+    if delta.calls:
+        message["tool_calls"] = _calls(delta.calls)
+    if delta.reasoning:
+        message["reasoning_content"] = message["reasoning"] = delta.reasoning
     return {"index": choice.index, "message": message, **_ending(options, delta, _chat_form(options, texts))}
+
+
+def _calls(pieces: Sequence[CallPiece]) -> list[dict[str, object]]:
+    """Each call's pieces put together."""
+    calls: dict[int, list[CallPiece]] = {}
+    for piece in pieces:
+        calls.setdefault(piece.index, []).append(piece)
+    return [
+        {
+            "id": parts[0].id,
+            "type": "function",
+            "function": {"name": parts[0].name, "arguments": "".join(part.arguments for part in parts)},
+        }
+        for parts in calls.values()
+    ]
 
 
 def _completion_choice(

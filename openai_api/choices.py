@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -12,6 +13,7 @@ from openai_api.generation_fields import GenerationOptions
 from openai_api.identity import Identity
 from openai_api.model import TextModel
 from openai_api.prompt import PreparedPrompt
+from openai_api.reasoning import behind_reasoning
 from openai_api.sampling import for_vocabulary, with_seed
 
 
@@ -41,14 +43,27 @@ def make_choices(
                 deadline=deadline,
                 cache_salt=options.cache_salt,
             ),
-            TextStream(model.tokenizer, text, prompt.tokens),
+            TextStream(model.tokenizer, _for_speech(text, model, prompt), prompt.tokens),
             prompt.echo,
+            prompt.speech,
         )
         for number, prompt in enumerate(prompts)
         for sample in range(options.n)
     ]
 
 
+def _for_speech(text: TextOptions, model: TextModel, prompt: PreparedPrompt) -> TextOptions:
+    """Special tokens that mark reasoning and calls are read as text here, and leave as neither."""
+    if prompt.speech is None:
+        return text
+    found = (model.tokenizer.token_id(tag) for tag in prompt.speech.tag_texts)
+    return replace(text, shown_tokens=frozenset(token for token in found if token is not None))
+
+
 def _for_choice(sampling: SamplingParams, prompt: PreparedPrompt, sample: int) -> SamplingParams:
     min_tokens = min(sampling.min_tokens, prompt.max_tokens)
+    if prompt.speech is not None and prompt.speech.begins_inside and sampling.grammar is not None:
+        assert prompt.speech.tags is not None
+        grammar = behind_reasoning(sampling.grammar, prompt.speech.tags)
+        sampling = msgspec.structs.replace(sampling, grammar=grammar)
     return msgspec.structs.replace(with_seed(sampling, sample), max_tokens=prompt.max_tokens, min_tokens=min_tokens)

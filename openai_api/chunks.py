@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from openai_api.ascii_json import ascii_json, ascii_string
+from openai_api.calls import CallPiece
 from openai_api.choice import Choice, Delta
 from openai_api.generation_fields import GenerationOptions
 from openai_api.identity import Identity
 from openai_api.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsForm, TokenTexts
 from openai_api.usage import Usage
 
-_FINISH = {None: b"null", "stop": b'"stop"', "length": b'"length"'}
+_FINISH = {None: b"null", "stop": b'"stop"', "length": b'"length"', "tool_calls": b'"tool_calls"'}
 
 
 class Chunks:
@@ -41,15 +42,25 @@ class Chunks:
         return b""
 
     def delta(self, choice: Choice, delta: Delta) -> bytes:
+        """One chunk for each thing that the delta says; tokens go with the first, the end with the last."""
+        first, *others = self._contents(delta)
+        if not others:
+            return self._whole_chunk(choice, delta, first, delta.finish_reason)
+        chunks = [self._whole_chunk(choice, delta, first, None)]
+        rest = Delta(stop_reason=delta.stop_reason)
+        chunks += [self._whole_chunk(choice, rest, content, None) for content in others[:-1]]
+        return b"".join([*chunks, self._whole_chunk(choice, rest, others[-1], delta.finish_reason)])
+
+    def _whole_chunk(self, choice: Choice, delta: Delta, content: bytes, finish_reason: str | None) -> bytes:
         members = [
             b'{"index":%d,' % choice.index,
-            self._content(delta),
+            content,
             b',"logprobs":',
             self._logprobs(choice, delta),
             b',"finish_reason":',
-            _FINISH[delta.finish_reason],
+            _FINISH[finish_reason],
         ]
-        if delta.finish_reason is not None:
+        if finish_reason is not None:
             members += b',"stop_reason":', ascii_json(delta.stop_reason)
         if self._with_ids:
             members += b',"token_ids":', ascii_json(delta.tokens)
@@ -73,8 +84,8 @@ class Chunks:
         """Where the first chunk of a choice carries its prompt's ids."""
         raise NotImplementedError
 
-    def _content(self, delta: Delta) -> bytes:
-        """The member that holds the text."""
+    def _contents(self, delta: Delta) -> list[bytes]:
+        """The member that holds the text, once for each chunk; at least one."""
         raise NotImplementedError
 
     def _form(self, top: int) -> LogprobsForm:
@@ -97,8 +108,13 @@ class ChatChunks(Chunks):
         role = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
         return b"".join(self._chunk(role % choice.index, choice) for choice in choices)
 
-    def _content(self, delta: Delta) -> bytes:
-        return b'"delta":{"content":' + ascii_string(delta.text) + b"}" if delta.text else b'"delta":{}'
+    def _contents(self, delta: Delta) -> list[bytes]:
+        contents = [b'"delta":{"content":' + ascii_string(delta.text) + b"}"] if delta.text else []
+        if delta.reasoning:
+            text = ascii_string(delta.reasoning)
+            contents.insert(0, b'"delta":{"reasoning_content":' + text + b',"reasoning":' + text + b"}")
+        contents += [b'"delta":{"tool_calls":[' + _call(piece) + b"]}" for piece in delta.calls]
+        return contents or [b'"delta":{}']
 
     def _form(self, top: int) -> LogprobsForm:
         return ChatLogprobs(self._texts, top)
@@ -107,11 +123,21 @@ class ChatChunks(Chunks):
         return choice_members, b',"prompt_token_ids":' + ids + after
 
 
+def _call(piece: CallPiece) -> bytes:
+    """Id, type and name once, in a call's first piece: clients add up what they get."""
+    head = b'{"index":%d,' % piece.index
+    arguments = b'"arguments":' + ascii_string(piece.arguments) + b"}}"
+    if not piece.id:
+        return head + b'"function":{' + arguments
+    name = ascii_string(piece.name)
+    return head + b'"id":"' + piece.id.encode() + b'","type":"function","function":{"name":' + name + b"," + arguments
+
+
 class CompletionChunks(Chunks):
     kind = "text_completion"
 
-    def _content(self, delta: Delta) -> bytes:
-        return b'"text":' + ascii_string(delta.text)
+    def _contents(self, delta: Delta) -> list[bytes]:
+        return [b'"text":' + ascii_string(delta.text)]
 
     def _form(self, top: int) -> LogprobsForm:
         return CompletionLogprobs(self._texts, top)

@@ -82,7 +82,8 @@ class Generation:
         return chunks.delta(choice, delta)
 
     def _count(self, choice: Choice, delta: Delta) -> None:
-        self.usage.completion += len(delta.tokens)
+        self.usage.completion += delta.num_generated
+        self.usage.reasoning += delta.num_reasoning
         if choice.index in self._uncounted:
             self._uncounted.discard(choice.index)
             self.usage.cached += choice.num_cached

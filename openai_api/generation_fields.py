@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import msgspec
+
 from backends.api.request import SamplingParams
 from openai_api.errors import invalid, unsupported
 from openai_api.fields import (
@@ -15,6 +17,7 @@ from openai_api.fields import (
     wrong_type,
 )
 from openai_api.options import OpenAIOptions
+from openai_api.structured import Constraint, read_constraint
 from openai_api.unsupported import refuse_unsupported
 
 MAX_LOGPROBS = 20
@@ -29,6 +32,7 @@ class GenerationOptions:
 
     `sampling` holds everything that does not depend on the prompt or the vocabulary; its `max_tokens`, `bad_words`
     and the seed of each choice are settled by `sampling.py`. `truncate` -1 keeps what leaves room for one token.
+    `constraints` are the grammars still to be checked, that of `sampling` among them.
     """
 
     model: str
@@ -53,6 +57,7 @@ class GenerationOptions:
     cache_salt: str
     request_id: str
     echo_service_tier: bool
+    constraints: tuple[Constraint, ...] = ()
 
 
 def read_generation(
@@ -67,11 +72,13 @@ def read_generation(
     refuse_unsupported(fields)
     stream = fields.flag("stream")
     include_usage, continuous_usage = _stream_options(fields, stream)
+    constraint = read_constraint(fields)
+    sampling = _sampling(fields, max_tokens, logprobs, stream)
     return GenerationOptions(
         model=fields.string("model", 1024) or "",
         n=fields.integer("n", 1, limits.max_choices) or 1,
         max_tokens=max_tokens,
-        sampling=_sampling(fields, max_tokens, logprobs, stream),
+        sampling=sampling if constraint is None else msgspec.structs.replace(sampling, grammar=constraint[0]),
         stop=_stop(fields),
         bad_words=tuple(fields.array("bad_words", _short_text, MAX_TOKEN_LIST) or ()),
         include_stop=fields.flag("include_stop_str_in_output"),
@@ -90,6 +97,7 @@ def read_generation(
         cache_salt=_cache_salt(fields),
         request_id=fields.string("request_id", 1024) or "",
         echo_service_tier=fields.string("service_tier", 64) is not None,
+        constraints=() if constraint is None else (constraint,),
     )
 
 

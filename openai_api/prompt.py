@@ -3,15 +3,22 @@
 Everything here is plain and may take long; `routes.py` runs it on a worker thread for long bodies.
 """
 
+import json
 from dataclasses import dataclass
+from functools import lru_cache
 
 from backends.text.decoder import decode
+from backends.text.template import ChatTemplate
+from openai_api.calls import call_format
 from openai_api.choice import Echo
 from openai_api.errors import invalid, unsupported
 from openai_api.generation_fields import GenerationOptions
+from openai_api.interpreter import Speech
 from openai_api.messages import Message
 from openai_api.model import TextModel
+from openai_api.reasoning import reasoning_tags
 from openai_api.sampling import check_tokens, token_limit, too_long
+from openai_api.tools import ToolUse
 from openai_api.wire import ChatRequest, CompletionRequest, Prompt
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
@@ -19,11 +26,12 @@ _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "functio
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """`max_tokens` is what may follow `tokens`, at least 1 (an engine always makes one)."""
+    """`max_tokens` is what may follow `tokens`, at least 1 (an engine always makes one). `speech` says how to read it."""
 
     tokens: list[int]
     max_tokens: int
     echo: Echo | None = None
+    speech: Speech | None = None
 
 
 def prepare_chat(model: TextModel, request: ChatRequest, strict: bool) -> list[PreparedPrompt]:
@@ -31,17 +39,53 @@ def prepare_chat(model: TextModel, request: ChatRequest, strict: bool) -> list[P
     if model.template is None:
         raise unsupported("model", f"the model '{request.options.model}' has no chat template", "unsupported_endpoint")
     _check_roles(request.messages, model)
-    known = model.template.variables
-    text = model.template.render(
-        request.messages,
+    text = render_chat(model.template, model, request)
+    tokens = _encode(model, text, request.options, "messages")
+    limit = token_limit(request.options.max_tokens, len(tokens), model.max_model_len, strict, "messages")
+    return [PreparedPrompt(tokens, limit, _chat_echo(request), _speech(model, request, text))]
+
+
+def render_chat(template: ChatTemplate, model: TextModel, request: ChatRequest) -> str:
+    """The text of a chat's prompt, its tools described by the model's template or, where it knows none, by us."""
+    known, tools = template.variables, request.tools
+    messages = request.messages
+    raw = [tool.raw for tool in tools.tools] or None
+    if tools.is_forced and not _knows_tools(_source(model)):
+        messages, raw = [{"role": "system", "content": _described(tools)}, *messages], None
+    return template.render(
+        messages,
+        tools=raw,
         documents=request.documents,
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
         **{name: value for name, value in request.template_arguments.items() if name in known},
     )
-    tokens = _encode(model, text, request.options, "messages")
-    limit = token_limit(request.options.max_tokens, len(tokens), model.max_model_len, strict, "messages")
-    return [PreparedPrompt(tokens, limit, _chat_echo(request))]
+
+
+def _source(model: TextModel) -> str:
+    """Every template of the model, to be looked at for what it knows."""
+    return "\n".join(model.tokenizer.chat_templates.values())
+
+
+@lru_cache(maxsize=64)
+def _knows_tools(source: str) -> bool:
+    return "tools" in source
+
+
+def _described(tools: ToolUse) -> str:
+    lines = [json.dumps(tool.raw.get("function"), ensure_ascii=False) for tool in tools.tools]
+    return "\n".join(["You answer by calling functions. These are the functions, as JSON:", *lines])
+
+
+def _speech(model: TextModel, request: ChatRequest, prompt: str) -> Speech | None:
+    source = _source(model)
+    tags = reasoning_tags(source)
+    if tags is None and not request.tools.tools:
+        return None
+    inside = tags is not None and prompt.rstrip().endswith(tags.start)
+    if tags is not None and not inside and request.options.sampling.grammar is not None:
+        tags = None  # the grammar leaves no room for reasoning
+    return Speech(request.tools, call_format(source), tags, inside, request.include_reasoning)
 
 
 def prepare_completion(model: TextModel, request: CompletionRequest, strict: bool) -> list[PreparedPrompt]:

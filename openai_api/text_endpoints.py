@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from backends.lm.grammar import check_grammar
 from openai_api.answers import Folded, chat_answer, completion_answer
 from openai_api.catalog import Catalog
 from openai_api.choice import Choice
@@ -43,6 +44,11 @@ class TextService:
         if len(body) <= INLINE_BODY:
             return function()
         return await asyncio.get_running_loop().run_in_executor(self.workers, function)
+
+    async def check_constraints(self, options: GenerationOptions) -> None:
+        """Raises ServingError for a grammar that no answer can be held to. Off the loop: a bad one may take long."""
+        for grammar, param in options.constraints:
+            await asyncio.get_running_loop().run_in_executor(self.workers, check_grammar, grammar, param)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,7 @@ async def _serve(
     The engine's requests are given back however this ends: answer, error, or a cancel because the client left.
     """
     exchange.take_id(options.request_id)
+    await service.check_constraints(options)
     model, identity, choices = await _prepare(service, body, form, options, prepare)
     generation = Generation(choices, firsts=choices[:: options.n])
     texts = TokenTexts(model.tokenizer, options.tokens_as_ids)

@@ -2,7 +2,7 @@
 
 from backends.api.errors import ServingError
 from openai_api.errors import invalid, unsupported
-from openai_api.fields import INT64_MAX, Fields, kind_of, read_string, wrong_type
+from openai_api.fields import Fields, kind_of, read_string, wrong_type
 
 # Members whose meaning we do not offer (yet). Ignoring them would change the answer unnoticed.
 _REFUSED = (
@@ -10,25 +10,18 @@ _REFUSED = (
     "chat_template",
     "function_call",
     "functions",
-    "guided_choice",
-    "guided_grammar",
-    "guided_json",
-    "guided_regex",
     "kv_transfer_params",
     "logprob_token_ids",
     "moderation",
     "prompt_embeds",
     "repetition_detection",
-    "structured_outputs",
     "thinking_token_budget",
     "web_search_options",
 )
 # Members that are taken and change nothing here.
 _WITHOUT_EFFECT = (
     "guided_decoding_backend",
-    "include_reasoning",
     "length_penalty",
-    "parallel_tool_calls",
     "prediction",
     "prompt_cache_key",
     "prompt_cache_options",
@@ -51,32 +44,8 @@ def refuse_unsupported(fields: Fields) -> None:
         fields.raw(name)
     if fields.flag("use_beam_search"):
         raise unsupported("use_beam_search", "'use_beam_search': beam search is not supported by this server")
-    _refuse_response_format(fields)
-    _refuse_tools(fields)
     _check_modalities(fields)
     _check_metadata(fields)
-
-
-def _refuse_response_format(fields: Fields) -> None:
-    wanted = fields.child("response_format")
-    if wanted is None:
-        return
-    kind = wanted.choice("type", ("text", "json_object", "json_schema"))
-    if kind is None:
-        raise wanted.missing("type")
-    if kind == "json_schema" and wanted.child("json_schema") is None:
-        raise invalid("missing_required_parameter", "response_format", "'response_format.json_schema' is required")
-    if kind != "text":
-        raise unsupported("response_format", f"'response_format' of type {kind} is not supported by this server")
-
-
-def _refuse_tools(fields: Fields) -> None:
-    tools = fields.array("tools", lambda tool, _: tool, INT64_MAX)
-    if tools:
-        raise unsupported("tools", "'tools' are not supported by this server")
-    choice = fields.raw("tool_choice")
-    if choice not in (None, "none"):
-        raise invalid("invalid_value", "tool_choice", "'tool_choice' is only allowed together with 'tools'")
 
 
 def _check_modalities(fields: Fields) -> None:

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class Usage:
     """`prompt` counts each prompt once, however many choices share it; `cached` is the part of it that was found
-    in the prefix cache; `completion` counts every generated token of every choice."""
+    in the prefix cache; `completion` counts every generated token of every choice, `reasoning` those of them that were
+    thought and not said."""
 
     prompt: int = 0
     completion: int = 0
     cached: int = 0
+    reasoning: int = 0
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -18,7 +20,7 @@ class Usage:
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
         }
 
     def in_words(self) -> str:

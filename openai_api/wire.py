@@ -1,8 +1,10 @@
 """Request bodies of chat and text completions -> checked requests. What these types hold needs no second look."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
 
 from openai_api.errors import invalid, unsupported
 from openai_api.fields import INT64_MAX, Fields, read_integer, wrong_type
@@ -10,6 +12,7 @@ from openai_api.generation_fields import MAX_LOGPROBS, GenerationOptions, read_g
 from openai_api.json_body import parse_object
 from openai_api.messages import Message, read_messages
 from openai_api.options import OpenAIOptions
+from openai_api.tools import Mode, ToolUse, read_tools
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,8 @@ class ChatRequest:
     continue_final_message: bool
     documents: list[Message] | None
     template_arguments: dict[str, Any]
+    tools: ToolUse
+    include_reasoning: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,19 +58,23 @@ def read_chat(body: bytes, limits: OpenAIOptions) -> ChatRequest:
     if continue_final and add_prompt and fields.raw("add_generation_prompt") is not None:
         message = "'continue_final_message' and 'add_generation_prompt' cannot both be true"
         raise invalid("invalid_value", "continue_final_message", message)
+    options = read_generation(
+        fields,
+        limits,
+        max_tokens=older if limit is None else limit,
+        logprobs=_chat_logprobs(fields),
+        add_special_tokens=False,
+    )
+    tools = read_tools(fields)
     request = ChatRequest(
-        options=read_generation(
-            fields,
-            limits,
-            max_tokens=older if limit is None else limit,
-            logprobs=_chat_logprobs(fields),
-            add_special_tokens=False,
-        ),
+        options=_with_tools(options, tools),
         messages=read_messages(fields, limits),
         add_generation_prompt=add_prompt and not continue_final,
         continue_final_message=continue_final,
         documents=fields.array("documents", _document, _MAX_DOCUMENTS),
         template_arguments=_template_arguments(fields),
+        tools=tools,
+        include_reasoning=fields.flag("include_reasoning", True),
     )
     _log_unread(fields)
     return request
@@ -97,6 +106,25 @@ def read_completion(body: bytes, limits: OpenAIOptions) -> CompletionRequest:
     )
     _log_unread(fields)
     return request
+
+
+def _with_tools(options: GenerationOptions, tools: ToolUse) -> GenerationOptions:
+    """Forced calls are a grammar; so are the arguments of strict tools, which are checked even where they are not forced."""
+    checked = [tool.constraint for tool in tools.tools if tools.is_forced or tool.strict]
+    if not tools.is_forced:
+        return replace(options, constraints=(*options.constraints, *checked))
+    if options.sampling.grammar is not None:
+        param = options.constraints[0][1]
+        raise invalid(
+            "invalid_value", param, f"'{param}' is not allowed together with a 'tool_choice' that forces a call"
+        )
+    grammar = tools.grammar()
+    assert grammar is not None
+    if tools.mode is Mode.REQUIRED:
+        checked.append((grammar, "tools"))
+    return replace(
+        options, sampling=msgspec.structs.replace(options.sampling, grammar=grammar), constraints=tuple(checked)
+    )
 
 
 def _chat_logprobs(fields: Fields) -> int | None:

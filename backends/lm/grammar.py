@@ -17,6 +17,7 @@ MAX_TEXT = 64 * 1024  # bytes of a grammar's source
 # Space between the parts of a JSON text: enough to indent, and no endless white space from a model that found nothing to say
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,24}"
 _MAX_MESSAGE = 300
+_TRIED_BYTES = 32
 
 
 def check_grammar(grammar: Grammar, param: str) -> None:
@@ -34,9 +35,8 @@ def invalid_grammar(message: str, param: str | None = None) -> ServingError:
 
 
 def guidance_source(grammar: Grammar) -> str:
-    """The grammar as llguidance takes it. Raises ValueError for a schema that is no JSON."""
+    """The grammar as llguidance takes it. Raises whatever its readers do for a source they cannot read."""
     from llguidance import LLMatcher
-    from llguidance.gbnf_to_lark import any_to_lark
 
     match grammar.kind:
         case "json_schema":
@@ -47,17 +47,17 @@ def guidance_source(grammar: Grammar) -> str:
         case "regex":
             source = LLMatcher.grammar_from_regex(grammar.text)
         case "lark":
-            source = LLMatcher.grammar_from_lark(any_to_lark(grammar.text))
+            source = LLMatcher.grammar_from_lark(_lark(grammar.text))
         case _:
             raise ValueError(f"unknown kind of grammar '{grammar.kind}'")
     return source
 
 
 def parser_limits() -> "LLParserLimits":
-    """Bounds on compiling (about 20 ms of lexer fuel), on one mask (about 15 ms), and on memory."""
+    """Bounds on compiling (some tens of milliseconds), on one mask (about 15, where lexer fuel tells), and on memory."""
     from llguidance import LLParserLimits
 
-    return LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+    return LLParserLimits(max_lexer_states=50_000, max_grammar_size=20_000, verbose_errors=False)
 
 
 def compile_grammar(grammar: Grammar, vocabulary: "LLTokenizer") -> "LLMatcher":
@@ -66,7 +66,7 @@ def compile_grammar(grammar: Grammar, vocabulary: "LLTokenizer") -> "LLMatcher":
 
     try:
         matcher = LLMatcher(vocabulary, guidance_source(grammar), log_level=0, limits=parser_limits())
-    except ValueError as error:
+    except Exception as error:  # a recursion too deep among others: the source is the client's
         raise invalid_grammar(f"the grammar cannot be read: {tidy(str(error))}") from error
     if matcher.is_error():
         raise invalid_grammar(f"the grammar cannot be compiled: {tidy(matcher.get_error())}")
@@ -78,6 +78,13 @@ def tidy(message: str) -> str:
     return re.sub(r"\s+", " ", message.replace("<non-verbose/>", "")).strip()[:_MAX_MESSAGE]
 
 
+def _lark(text: str) -> str:
+    """llguidance's own dialect, or translated to it: GBNF, which llama.cpp and vLLM take, says ::= in every rule."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    return gbnf_to_lark(text) if "::=" in text else text
+
+
 @lru_cache(maxsize=128)
 def _problem(grammar: Grammar) -> str:
     size = len(grammar.text.encode())
@@ -87,8 +94,19 @@ def _problem(grammar: Grammar) -> str:
         matcher = compile_grammar(grammar, _bytes_vocabulary())
     except ServingError as error:
         return error.message
-    matcher.compute_bitmask()
+    _try(matcher)
     return f"the grammar is too complex: {tidy(matcher.get_error())}" if matcher.is_error() else ""
+
+
+def _try(matcher: "LLMatcher") -> None:
+    """Say a few bytes: what only shows once a string or a list is begun shows here, and not in somebody's answer."""
+    for _ in range(_TRIED_BYTES):
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        # the first that is no control character, space aside: a string, an object or a list where it may be
+        visible = mask >> 33 & (1 << 223) - 1
+        if matcher.is_stopped() or not visible:
+            return
+        matcher.consume_token(33 + (visible & -visible).bit_length() - 1)
 
 
 @lru_cache(maxsize=1)

@@ -27,17 +27,22 @@ class Decoder(Protocol):
 
 
 def text_decoder(
-    tokenizer: Tokenizer, prompt: Sequence[int] = (), skip_special_tokens: bool = True, at_start: bool = False
+    tokenizer: Tokenizer,
+    prompt: Sequence[int] = (),
+    skip_special_tokens: bool = True,
+    at_start: bool = False,
+    shown: frozenset[int] = frozenset(),
 ) -> Decoder:
     """A decoder for the tokens that follow `prompt`.
 
     `at_start` says that the tokens begin a sequence of their own (a prompt that is echoed): then the space a
     SentencePiece tokenizer puts before every text is taken off again. Of the prompt only the bytes of a character it
     left unfinished count: they join the first generated token if that goes on with them, and are dropped if not.
+    `shown` are special tokens that are not skipped, where the vocabulary has exact bytes.
     """
     if not tokenizer.has_exact_bytes:
         return WindowDecoder(tokenizer, prompt, skip_special_tokens)
-    return ByteDecoder(tokenizer, _unfinished(tokenizer, prompt), skip_special_tokens, at_start)
+    return ByteDecoder(tokenizer, _unfinished(tokenizer, prompt), skip_special_tokens, at_start, shown)
 
 
 def decode(tokenizer: Tokenizer, tokens: Iterable[int], skip_special_tokens: bool = True) -> str:
@@ -50,9 +55,17 @@ def decode(tokenizer: Tokenizer, tokens: Iterable[int], skip_special_tokens: boo
 class ByteDecoder:
     """A table of each token's bytes, and one incremental UTF-8 decoder."""
 
-    __slots__ = ("_bytes", "_is_special", "_skip_special", "_strip", "_tail", "_utf8")
+    __slots__ = ("_bytes", "_is_special", "_shown", "_skip_special", "_strip", "_tail", "_utf8")
 
-    def __init__(self, tokenizer: Tokenizer, tail: bytes, skip_special_tokens: bool, at_start: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        tail: bytes,
+        skip_special_tokens: bool,
+        at_start: bool,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
+        self._shown = shown
         self._bytes = tokenizer.token_bytes
         self._is_special = tokenizer.is_special
         self._skip_special = skip_special_tokens
@@ -61,7 +74,7 @@ class ByteDecoder:
         self._utf8 = _UTF8("replace")
 
     def push(self, token: int) -> str:
-        if self._skip_special and self._is_special(token):
+        if self._skip_special and self._is_special(token) and token not in self._shown:
             return ""
         data = self._bytes(token)
         if self._strip is not LeadingSpace.KEEP and data:

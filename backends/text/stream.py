@@ -12,12 +12,13 @@ from backends.text.tokenizer import Tokenizer
 @dataclass(frozen=True, slots=True)
 class TextOptions:
     """What a request says about its text. `min_tokens`: a stop string completed by one of the first so many tokens
-    does not count (as in vLLM)."""
+    does not count (as in vLLM). `shown_tokens` are special tokens that have their text even where others are skipped."""
 
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     min_tokens: int = 0
+    shown_tokens: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, options: TextOptions, prompt: Sequence[int] = ()) -> None:
         """`prompt` are the tokens before the choice: bytes of a character it left unfinished are completed, not shown."""
         self._options = options
-        self._decoder = text_decoder(tokenizer, prompt, options.skip_special_tokens)
+        self._decoder = text_decoder(tokenizer, prompt, options.skip_special_tokens, shown=options.shown_tokens)
         self._stop = StopMatcher(options.stop, options.include_stop_str_in_output)
         self.num_tokens = 0
         self.finished = False

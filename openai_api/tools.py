@@ -1,0 +1,174 @@
+"""The tools of a request, and which of them the model may or must call."""
+
+import json
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from backends.api.errors import ServingError
+from backends.api.request import Grammar
+from openai_api.errors import invalid, unsupported
+from openai_api.fields import Fields, kind_of
+from openai_api.structured import Constraint, schema_grammar
+
+MAX_TOOLS = 128
+MAX_CALLS = 16  # that a forced answer may make: a small model would go on for ever
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class Mode(Enum):
+    NONE = "none"
+    AUTO = "auto"
+    REQUIRED = "required"
+    NAMED = "named"
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """`raw` is what templates print; `schema` that of the arguments, always of an object; `place` its index in the body."""
+
+    name: str
+    raw: dict[str, object]
+    schema: dict[str, object]
+    strict: bool
+    place: int
+
+    @property
+    def constraint(self) -> Constraint:
+        param = f"tools[{self.place}].function.parameters"
+        return schema_grammar(self.schema, param), param
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """`tools` are those the model may call, at least one unless the mode is NONE."""
+
+    tools: tuple[Tool, ...] = ()
+    mode: Mode = Mode.NONE
+    parallel: bool = True
+
+    @property
+    def is_forced(self) -> bool:
+        return self.mode in (Mode.REQUIRED, Mode.NAMED)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(tool.name for tool in self.tools)
+
+    def grammar(self) -> Grammar | None:
+        """What forces the calls: for a named tool its arguments, else an array of calls in a form known to the letter."""
+        if self.mode is Mode.NAMED:
+            return self.tools[0].constraint[0]
+        if self.mode is not Mode.REQUIRED:
+            return None
+        more = f'(", " call){{0,{MAX_CALLS - 1}}}' if self.parallel else ""
+        calls = " | ".join(f"call{place}" for place in range(len(self.tools)))
+        rules = [f'start: "[" call {more} "]"', f"call: {calls}"]
+        for place, tool in enumerate(self.tools):
+            head = json.dumps(f'{{"name": "{tool.name}", "parameters": ')
+            rules.append(f'call{place}: {head} arguments{place} "}}"')
+            rules.append(f"arguments{place}: %json {_compact(tool.schema)}")
+        return Grammar("lark", "\n".join(rules))
+
+
+def read_tools(fields: Fields) -> ToolUse:
+    """Raises ServingError for tools and choices that do not fit each other."""
+    tools = fields.array("tools", _tool, MAX_TOOLS, min_length=1)
+    choice = fields.raw("tool_choice")
+    parallel = fields.flag("parallel_tool_calls", True)
+    if tools is None:
+        if choice in (None, "none"):
+            return ToolUse()
+        raise _bad_choice("is only allowed together with 'tools'")
+    tools = [Tool(tool.name, tool.raw, tool.schema, tool.strict, place) for place, tool in enumerate(tools)]
+    names = [tool.name for tool in tools]
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            param = f"tools[{place}].function.name"
+            raise invalid("invalid_value", param, f"'{param}': '{name}' is the name of another tool already")
+    mode, chosen = _choice(choice, tools)
+    return ToolUse(chosen, mode, parallel) if mode is not Mode.NONE else ToolUse()
+
+
+def _tool(value: object, param: str) -> Tool:
+    if not isinstance(value, dict):
+        raise invalid("invalid_type", param, f"'{param}': expected an object, got {kind_of(value)}")
+    fields = Fields(value, param)
+    kind = fields.string("type", 64)
+    if kind is None:
+        raise fields.missing("type")
+    if kind != "function":
+        raise unsupported(
+            fields.param("type"), f"'{param}.type': only function tools are supported", "unsupported_value"
+        )
+    function = fields.child("function")
+    if function is None:
+        raise fields.missing("function")
+    name = function.string("name", 64)
+    if name is None:
+        raise function.missing("name")
+    if not _NAME.fullmatch(name):
+        where = function.param("name")
+        raise invalid("invalid_value", where, f"'{where}': expected 1 to 64 letters, digits, '_' or '-'")
+    function.string("description")
+    return Tool(name, value, _parameters(function), function.flag("strict"), 0)
+
+
+def _parameters(function: Fields) -> dict[str, object]:
+    given, param = function.raw("parameters"), function.param("parameters")
+    if given is None:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    if not isinstance(given, dict):
+        raise invalid("invalid_type", param, f"'{param}': expected an object, got {kind_of(given)}")
+    if given.get("type", "object") != "object":
+        raise invalid("invalid_json_schema", param, f"'{param}': expected a schema of type object")
+    return {"type": "object", **given}
+
+
+def _choice(value: object, tools: list[Tool]) -> tuple[Mode, tuple[Tool, ...]]:
+    if value is None:
+        return Mode.AUTO, tuple(tools)
+    if isinstance(value, str):
+        if value not in ("none", "auto", "required"):
+            raise _bad_choice("expected none, auto, required or an object")
+        return Mode(value), tuple(tools)
+    if not isinstance(value, dict):
+        raise _bad_choice(f"expected a string or an object, got {kind_of(value)}")
+    fields = Fields(value, "tool_choice")
+    match fields.raw("type"):
+        case "function":
+            return Mode.NAMED, (_named(value, tools),)
+        case "allowed_tools":
+            return _allowed(fields, tools)
+        case _:
+            raise _bad_choice("expected an object of type function or allowed_tools")
+
+
+def _allowed(fields: Fields, tools: list[Tool]) -> tuple[Mode, tuple[Tool, ...]]:
+    inner = fields.child("allowed_tools") or fields
+    mode = inner.choice("mode", ("auto", "required")) or "auto"
+    listed = inner.array("tools", lambda item, _: _named(item, tools), MAX_TOOLS, min_length=1)
+    if listed is None:
+        raise _bad_choice("expected the tools that are allowed")
+    return Mode(mode), tuple({tool.name: tool for tool in listed}.values())
+
+
+def _named(value: object, tools: list[Tool]) -> Tool:
+    function = value.get("function") if isinstance(value, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise _bad_choice("expected the name of a tool in function.name")
+    for tool in tools:
+        if tool.name == name:
+            return tool
+    raise _bad_choice(f"there is no tool '{name[:64]}' in 'tools'")
+
+
+def _bad_choice(what: str) -> ServingError:
+    return invalid("invalid_value", "tool_choice", f"'tool_choice': {what}")
+
+
+def _compact(schema: dict[str, object]) -> str:
+    """On one line, as a part of a larger grammar; arguments come without white space to spare."""
+    spacing = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    return json.dumps({**schema, "x-guidance": spacing}, ensure_ascii=False)
