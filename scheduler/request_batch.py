@@ -18,7 +18,15 @@ class RunningBatch:
     Used on one thread. A request that has ended takes nothing more.
     """
 
-    def __init__(self, batch: list[Waiting], layout: BatchLayout, endings: Endings, statistics: ModelStatistics, *, decoupled: bool) -> None:
+    def __init__(
+        self,
+        batch: list[Waiting],
+        layout: BatchLayout,
+        endings: Endings,
+        statistics: ModelStatistics,
+        *,
+        decoupled: bool,
+    ) -> None:
         self.requests: list[InferenceRequest] = [waiting.request for waiting in batch]
         self._batch = batch
         self._layout = layout
