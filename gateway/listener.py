@@ -9,6 +9,7 @@ from typing import Any
 import uvicorn
 
 from backends.api.errors import Code, ServingError
+from gateway.joined_writes import HttpProtocol
 
 
 class _Server(uvicorn.Server):
@@ -32,13 +33,14 @@ class HttpListener:
             uvicorn.Config(
                 app,
                 loop="none",
-                http="httptools",
+                http=HttpProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 date_header=False,
+                proxy_headers=False,  # nothing here looks at who called
                 timeout_keep_alive=75,
                 backlog=2048,
             )

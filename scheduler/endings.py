@@ -7,6 +7,7 @@ from functools import partial
 from backends.api.errors import ServingError
 from backends.api.request import InferenceResponse
 from backends.api.statistics import Failure, ModelStatistics
+from backends.api.stream import finish_all
 from backends.api.tensor import Tensor
 from scheduler.batch import Waiting
 from scheduler.ordering import OrderedDelivery
@@ -85,7 +86,7 @@ class Endings:
         self._statistics.succeeded(answered)
         for waiting, response in zip(batch, responses, strict=True):
             response.id = waiting.request.id
-            waiting.request.stream.finish(response)
+        finish_all((waiting.request.stream, response) for waiting, response in zip(batch, responses, strict=True))
 
     def _keep(self, waiting: Waiting, outputs: list[Tensor]) -> None:
         if self._cache is None or waiting.cache_key is None:

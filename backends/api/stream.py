@@ -3,8 +3,7 @@
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from backends.api.errors import Code, ServingError
@@ -116,14 +115,11 @@ class ResponseStream(Generic[T]):
 
         Raises the ServingError of a bad end, after the items before it were taken.
         """
-        try:
-            first = await self.__anext__()
-        except StopAsyncIteration:
-            return []
-        items = [first]
-        while self._items:
-            items.append(self._items.popleft())
-        return items
+        while True:
+            waiter = self._waiter()
+            if waiter is None:
+                return self.poll()
+            await waiter
 
     def get(self, timeout: float | None = None) -> T | None:
         """The next item, for a reader on a plain thread; None at a good end.
@@ -138,9 +134,11 @@ class ResponseStream(Generic[T]):
                     raise self._end
                 if self._end is not None:
                     return None
-                event = threading.Event()
-                self._wake = event.set
-            if not event.wait(timeout):
+                # a bare lock, released by the writer: an Event is three of them
+                gate = threading.Lock()
+                gate.acquire()
+                self._wake = gate.release
+            if not gate.acquire(timeout=-1 if timeout is None else timeout):
                 raise TimeoutError(f"no answer within {timeout} s")
 
     def poll(self) -> list[T]:
@@ -167,16 +165,21 @@ class ResponseStream(Generic[T]):
         callback()
 
     def _close(self, end: object, item: T | None) -> None:
+        wake = self._end_with(end, item)
+        if wake is not None:
+            wake()
+
+    def _end_with(self, end: object, item: T | None) -> Callable[[], object] | None:
+        """End without waking the reader, which is left to the caller."""
         with self._lock:
             if self._end is not None:
-                return
+                return None
             if item is not None:
                 self._items.append(item)
             self._end = end
             self._cancel_callbacks.clear()
             wake, self._wake = self._wake, None
-        if wake is not None:
-            wake()
+        return wake
 
     def _waiter(self) -> "asyncio.Future[None] | None":
         """A future that the writer's next act completes, or None when there is something to read now."""
@@ -185,20 +188,52 @@ class ResponseStream(Generic[T]):
                 return None
             loop = asyncio.get_running_loop()
             future: asyncio.Future[None] = loop.create_future()
-            self._wake = partial(_wake, loop, threading.get_ident(), future)
+            self._wake = _LoopWake(loop, future)
             return future
 
 
-def _wake(loop: asyncio.AbstractEventLoop, thread: int, future: "asyncio.Future[None]") -> None:
-    if threading.get_ident() == thread:
-        _complete(future)
-        return
+def finish_all(answers: Iterable[tuple[ResponseStream[T], T]]) -> None:
+    """`finish` for each, with readers on an event loop of another thread woken together: once a batch, not a request."""
+    sleeping: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    for stream, item in answers:
+        wake = stream._end_with(_FINISHED, item)
+        if isinstance(wake, _LoopWake) and not wake.is_here:
+            sleeping.setdefault(wake.loop, []).append(wake.future)
+        elif wake is not None:
+            wake()
+    for loop, futures in sleeping.items():
+        _call_on(loop, futures)
+
+
+class _LoopWake:
+    """Completes the future that a reader on an event loop waits for, from any thread."""
+
+    __slots__ = ("_thread", "future", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, future: "asyncio.Future[None]") -> None:
+        self.loop = loop
+        self.future = future
+        self._thread = threading.get_ident()
+
+    @property
+    def is_here(self) -> bool:
+        return threading.get_ident() == self._thread
+
+    def __call__(self) -> None:
+        if self.is_here:
+            _complete([self.future])
+        else:
+            _call_on(self.loop, [self.future])
+
+
+def _call_on(loop: asyncio.AbstractEventLoop, futures: list["asyncio.Future[None]"]) -> None:
     try:
-        loop.call_soon_threadsafe(_complete, future)
+        loop.call_soon_threadsafe(_complete, futures)
     except RuntimeError:
-        return  # the reader's loop has closed: nobody is left to wake
+        return  # the readers' loop has closed: nobody is left to wake
 
 
-def _complete(future: "asyncio.Future[None]") -> None:
-    if not future.done():
-        future.set_result(None)
+def _complete(futures: list["asyncio.Future[None]"]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)

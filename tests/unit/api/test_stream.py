@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.api.errors import Code, ServingError
-from backends.api.stream import ResponseStream
+from backends.api.stream import ResponseStream, finish_all
 
 ERROR = ServingError(Code.INTERNAL, "broke")
 
@@ -110,6 +110,30 @@ async def test_take_brings_all_that_is_there_and_nothing_at_the_end() -> None:
     assert await stream.take() == [0, 1, 2]
     stream.finish()
     assert await stream.take() == []
+
+
+async def test_a_batch_from_another_thread_wakes_every_reader_with_its_own_answer() -> None:
+    streams: list[ResponseStream[int]] = [ResponseStream() for _ in range(20)]
+    asynchronous, plain, gone = streams[:10], streams[10:18], streams[18:]
+    reading = [asyncio.ensure_future(drain(stream)) for stream in asynchronous]
+    blocked = [asyncio.ensure_future(asyncio.to_thread(stream.get)) for stream in plain]
+    for stream in gone:
+        stream.cancel()
+    await asyncio.sleep(0)
+    thread = threading.Thread(target=finish_all, args=([(stream, n) for n, stream in enumerate(streams)],))
+    thread.start()
+    assert await asyncio.gather(*reading) == [([number], "finished") for number in range(10)]
+    assert await asyncio.gather(*blocked) == list(range(10, 18))
+    assert all(stream.cancelled and stream.num_waiting == 0 for stream in gone)
+    thread.join()
+
+
+async def test_a_batch_finished_on_the_readers_own_loop_wakes_it() -> None:
+    stream: ResponseStream[int] = ResponseStream()
+    reading = asyncio.ensure_future(drain(stream))
+    await asyncio.sleep(0)
+    finish_all([(stream, 5)])
+    assert await reading == ([5], "finished")
 
 
 def test_a_plain_thread_reads_with_get() -> None:
