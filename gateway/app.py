@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -14,7 +15,16 @@ from fastapi import FastAPI
 from backends.api.errors import ServingError
 from backends.python.environment import Environments
 from gateway import health, kserve_http, logs
-from gateway.compound_settings import forward_pattern, grpc_options, rate_limiter, response_cache, restrictions
+from gateway.compound_settings import (
+    forward_pattern,
+    grpc_options,
+    rate_limiter,
+    response_cache,
+    restrictions,
+    tls_context,
+)
+from gateway.console_page import console_routes
+from gateway.front_door import guarded, guarded_metrics, make_gate
 from gateway.kserve_grpc import GrpcServer
 from gateway.kserve_http_infer import HotPath
 from gateway.kserve_service import Service
@@ -95,7 +105,11 @@ class Server:
             find=lambda name, version: self.repository.find_live(name, version),
         )
         self.repository = Repository(_repository_options(settings), self._loader)
-        self.openai = OpenAI(self.repository.find, self.repository.ready_models, _openai_options(settings))
+        gate = make_gate(settings)
+        find, ready_models = self.repository.find, self.repository.ready_models
+        if gate is not None:  # this face learns the model's name from the body, where no path can be checked
+            find, ready_models = partial(gate.find_permitted, find), partial(gate.only_permitted, ready_models)
+        self.openai = OpenAI(find, ready_models, _openai_options(settings))
         service = Service(
             repository=self.repository,
             config_to_json=to_json,
@@ -108,22 +122,27 @@ class Server:
             is_stopping=lambda: self._stopping,
             restrictions=restrictions("--http-restricted-api", settings.http_restricted_api),
             forwarded_headers=forward_pattern(settings.http_header_forward_pattern),
+            gate=gate,
         )
         app = FastAPI(title="Tidegate", version=version, redoc_url=None)
         app.router.routes += [
             *health.routes(service.is_server_ready, lambda: True, version),
             *self.metrics.routes(),
+            *(console_routes() if settings.allow_console else ()),
             *kserve_http.routes(service),
             *self.openai.routes(),
         ]
-        self.http = HttpListener(HotPath(app, service), settings.http_address, settings.http_port, "HTTPService")
+        front = guarded(HotPath(app, service), gate, settings)
+        tls = tls_context(settings.http_server_cert, settings.http_server_key)
+        self.http = HttpListener(front, settings.http_address, settings.http_port, "HTTPService", tls)
         grpc_restrictions = restrictions("--grpc-restricted-protocol", settings.grpc_restricted_protocol)
         grpc_service = replace(service, restrictions=grpc_restrictions)
         self.grpc = GrpcServer(grpc_service, asyncio.get_running_loop(), grpc_options(settings))
         metrics_app = FastAPI(openapi_url=None)
         metrics_app.router.routes += self.metrics.routes()
         metrics_address = settings.metrics_address or settings.http_address
-        self.metrics_http = HttpListener(metrics_app, metrics_address, settings.metrics_port, "Metrics Service")
+        metrics_front = guarded_metrics(metrics_app, gate, settings)
+        self.metrics_http = HttpListener(metrics_front, metrics_address, settings.metrics_port, "Metrics Service")
 
     async def start(self, stop: asyncio.Event) -> None:
         """Open the ports, then load the models; return when both are done or `stop` is set.

@@ -1,6 +1,7 @@
 """Settings whose value is a little language of Triton's: caches, rate limits, restricted APIs, TLS files."""
 
 import re
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -106,6 +107,24 @@ def grpc_options(settings: Settings) -> GrpcOptions:
         max_connection_age_ms=settings.grpc_max_connection_age or None,
         max_connection_age_grace_ms=settings.grpc_max_connection_age_grace or None,
     )
+
+
+def tls_context(certificate: str, key: str) -> ssl.SSLContext | None:
+    """TLS 1.2 and later with a certificate chain and its key (PEM files); None where neither is named.
+
+    Raises SettingsError for files that cannot be used; a key behind a passphrase is one.
+    """
+    if not certificate:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key, password=lambda: b"")  # rather than a question on the terminal
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise SettingsError(
+            f"--http-server-cert, --http-server-key: cannot use {certificate}, {key}: {reason}"
+        ) from None
+    return context
 
 
 def _pair(flag: str, text: str) -> tuple[str, str]:

@@ -22,10 +22,12 @@ from tritonclient.grpc import service_pb2 as pb
 
 from backends.api.errors import Code, ServingError
 from gateway import kserve_grpc_control as control
-from gateway.errors import as_serving_error, grpc_status
+from gateway.admission import nothing_to_release
+from gateway.errors import as_serving_error
 from gateway.kserve_grpc_front import Front
 from gateway.kserve_grpc_health import Health
 from gateway.kserve_grpc_infer import model_infer
+from gateway.kserve_grpc_keys import KeyInterceptor, grpc_code
 from gateway.kserve_grpc_stream import stream_infer
 from gateway.kserve_service import Service
 
@@ -90,6 +92,7 @@ class GrpcServer:
             # one more than threads, so that a full server says so instead of letting requests wait unseen
             maximum_concurrent_rpcs=options.max_concurrent,
             compression=_compression(options.compression),
+            interceptors=[KeyInterceptor(service.gate)] if service.gate is not None else None,
         )
         self._health = Health(service)
         self._server.add_generic_rpc_handlers((_handlers(self._front), self._health.handlers()))
@@ -156,15 +159,19 @@ def _answer_with_context(
     context: grpc.ServicerContext,
 ) -> Any:
     """`handler`'s answer, or its error as a status; a bug is logged and told without its traceback."""
+    release = nothing_to_release
     try:
         front.admit(category, context)
+        release = front.enter(message, context)
         return handler(front, message, context)
     except ServingError as error:
         failure = error
     except Exception as error:
         log.exception("a gRPC call failed")
         failure = as_serving_error(error)
-    return context.abort(grpc_status(failure.code), failure.message)  # raises
+    finally:
+        release()
+    return context.abort(grpc_code(failure), failure.message)  # raises
 
 
 def _stream(front: Front, messages: Any, context: grpc.ServicerContext) -> Any:
@@ -172,7 +179,7 @@ def _stream(front: Front, messages: Any, context: grpc.ServicerContext) -> Any:
         front.admit("inference", context)
         yield from stream_infer(front, messages, context)
     except ServingError as error:
-        context.abort(grpc_status(error.code), error.message)
+        context.abort(grpc_code(error), error.message)
 
 
 def _channel_options(options: GrpcOptions, max_receive: int) -> list[tuple[str, int]]:

@@ -10,6 +10,9 @@ import grpc
 from backends.api.base import LiveModel
 from backends.api.errors import Code, ServingError
 from backends.api.request import InferenceRequest
+from gateway.admission import Release, nothing_to_release
+from gateway.key_targets import grpc_target
+from gateway.kserve_grpc_keys import bearer
 from gateway.kserve_service import Service, submit
 
 T = TypeVar("T")
@@ -37,6 +40,21 @@ class Front:
         given = str(dict(context.invocation_metadata()).get(header, ""))
         if not hmac.compare_digest(given.encode(), restriction.value.encode()):
             raise ServingError(Code.UNAVAILABLE, f"This protocol is restricted, expecting header '{header}'")
+
+    def enter(self, message: Any, context: grpc.ServicerContext) -> Release:
+        """Take `message` on for the key of its call; call what is returned at its end. Raises ServingError."""
+        gate = self.service.gate
+        target = grpc_target(message) if gate is not None else None
+        if gate is None or target is None:
+            return nothing_to_release
+        return gate.enter(gate.authenticate(bearer(context.invocation_metadata())), target)
+
+    def cache_salt(self, context: grpc.ServicerContext) -> str:
+        """That of the call's key."""
+        gate = self.service.gate
+        if gate is None:
+            return ""
+        return gate.caller(gate.authenticate(bearer(context.invocation_metadata()))).cache_salt
 
     def submit(self, model: LiveModel, request: InferenceRequest) -> None:
         """Hand `request` over, on this thread where the model allows it, else on the event loop."""

@@ -55,6 +55,7 @@ def accept(
     except ServingError as error:
         count_refusal(model, error)
         raise
+    request.cache_salt = front.cache_salt(context)
     if service.forwarded_headers is not None:
         headers = {str(name).encode(): _as_bytes(value) for name, value in context.invocation_metadata()}
         request.parameters.update(service.forwarded(headers))

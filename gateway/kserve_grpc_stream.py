@@ -15,6 +15,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from backends.api.errors import Code, ServingError
 from backends.api.request import InferenceRequest, InferenceResponse
+from gateway.admission import Release, nothing_to_release
 from gateway.errors import as_serving_error
 from gateway.kserve_grpc_front import Front
 from gateway.kserve_grpc_infer import accept
@@ -42,6 +43,7 @@ class _Open:
     has_answer: bool = False
     has_final: bool = False
     is_done: bool = False
+    release: Release = nothing_to_release
 
 
 def stream_infer(front: Front, messages: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
@@ -90,6 +92,7 @@ class _Session:
         entry = _Open(message.id)
         try:
             self._front.admit("inference", self._context)
+            entry.release = self._front.enter(message, self._context)
             model, request, form = accept(self._front, message, self._context, allow_decoupled=True)
         except Exception as error:
             entry.refusal = as_serving_error(error)
@@ -221,6 +224,7 @@ class _Session:
                 return
             self._open.discard(entry)
         entry.is_done = True
+        entry.release()
         self._room.release()
         if entry.request is not None:
             self._front.service.on_end(entry.request, error)

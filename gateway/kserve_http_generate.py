@@ -3,6 +3,7 @@
 import time
 
 from backends.api.base import LiveModel
+from backends.api.caller import CALLER
 from backends.api.errors import Code, ServingError
 from backends.api.request import InferenceRequest, InferenceResponse
 from gateway.errors import as_serving_error
@@ -74,6 +75,7 @@ async def _accepted(
         model = service.repository.find(name, version)
         request = _decode(body, model, version)
         request.times.received = received
+        request.cache_salt = CALLER.get().cache_salt
         request.parameters.update(service.forwarded(headers))
     except ClientGoneError:
         return None

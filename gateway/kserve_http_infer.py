@@ -5,6 +5,7 @@ import time
 from dataclasses import replace
 
 from backends.api.base import LiveModel
+from backends.api.caller import CALLER
 from backends.api.errors import Code, ServingError
 from backends.api.request import InferenceResponse, RequestedOutput
 from gateway.errors import as_serving_error
@@ -74,6 +75,7 @@ async def infer(service: Service, name: str, version: str, scope: Scope, receive
         body = await read_body(receive, headers, service.max_body_bytes)
         model, decoded = await _decoded(service, name, version, body, _header_length(headers))
         decoded.request.times.received = received
+        decoded.request.cache_salt = CALLER.get().cache_salt
         if service.forwarded_headers is not None:
             decoded.request.parameters.update(service.forwarded(headers))
     except ClientGoneError:

@@ -11,6 +11,7 @@ from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from backends.api.request import InferenceRequest, InferenceResponse, Parameter
 from backends.api.statistics import Failure, ModelStatistics
+from gateway.admission import Gate
 from gateway.errors import as_serving_error
 from gateway.kserve_controls import LogControl, TraceControl
 from gateway.kserve_json_answer import Labels
@@ -70,6 +71,7 @@ class Service:
     forwarded_headers: "re.Pattern[str] | None" = None
     on_end: Callable[[InferenceRequest, ServingError | None], None] = ignore_end
     is_stopping: Callable[[], bool] = lambda: False
+    gate: Gate | None = None  # None: everyone may do everything
 
     def is_server_ready(self) -> bool:
         return not self.is_stopping() and self.repository.all_ready()

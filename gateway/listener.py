@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Generator
 from typing import Any
 
@@ -23,7 +24,7 @@ class _Server(uvicorn.Server):
 class HttpListener:
     """Serves one ASGI app on one port from `start` to `stop`."""
 
-    def __init__(self, app: Any, address: str, port: int, what: str) -> None:
+    def __init__(self, app: Any, address: str, port: int, what: str, tls: ssl.SSLContext | None = None) -> None:
         self._what = what
         self._address = address
         self._port = port
@@ -43,6 +44,7 @@ class HttpListener:
                 proxy_headers=False,  # nothing here looks at who called
                 timeout_keep_alive=75,
                 backlog=2048,
+                ssl_context_factory=None if tls is None else lambda config, default: tls,
             )
         )
 

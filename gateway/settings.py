@@ -21,6 +21,11 @@ def _setting(group: str, help_text: str, default: Any) -> Any:
     return field(default=default, metadata={"group": group, "help": help_text})
 
 
+def _secret(help_text: str) -> Any:
+    """A list that only the environment gives: everyone on the machine can read a process's flags."""
+    return field(default=(), repr=False, metadata={"group": "", "help": help_text})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What `tidegate serve` was told. Times in the unit of their name, sizes in bytes."""
@@ -71,6 +76,29 @@ class Settings:
     )
     sse_keep_alive_interval: float = _setting(
         "http", "seconds of silence after which a token stream gets a comment line; 0 for none", 15.0
+    )
+
+    http_server_cert: str = _setting("http", "serve HTTPS: file with the server's certificate chain, PEM", "")
+    http_server_key: str = _setting("http", "file with the certificate's private key, PEM", "")
+    allow_console: bool = _setting("http", "serve the page for people at /", True)
+
+    # who may come in
+    api_key_file: str = _setting(
+        "security", "file with API keys: NAME.toml with rights and limits, else a line KEY or NAME KEY each", ""
+    )
+    api_keys: tuple[str, ...] = _secret("API keys for OpenAI and KServe, with commas between them")
+    admin_api_keys: tuple[str, ...] = _secret("API keys that may also load and unload models")
+    metrics_require_key: bool = _setting("security", "metrics need an API key too", False)
+    share_prefix_cache: bool = _setting(
+        "security",
+        "let prompts of different API keys share cached prefixes: each can then tell what others sent",
+        False,
+    )
+    cors_allow_origin: tuple[str, ...] = _setting(
+        "security", "origin whose web pages may call this server; may be given several times, * is all", ()
+    )
+    http_allowed_host: tuple[str, ...] = _setting(
+        "security", "further name by which a server without keys may be called; may be given several times", ()
     )
 
     # grpc
@@ -138,6 +166,8 @@ class Settings:
         _check_range("model_load_thread_count", self.model_load_thread_count, 1, 1024)
         _check_range("http_max_input_size", self.http_max_input_size, 1, 1 << 40)
         _check_range("sse_keep_alive_interval", self.sse_keep_alive_interval, 0, 3600)
+        if bool(self.http_server_cert) != bool(self.http_server_key):
+            raise SettingsError("--http-server-cert and --http-server-key go together")
         if self.load_model and self.model_control_mode != "explicit":
             raise SettingsError("--load-model needs --model-control-mode=explicit")
         if "*" in self.load_model and len(self.load_model) > 1:
@@ -157,7 +187,7 @@ def from_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> 
     values: dict[str, Any] = {}
     for setting in dataclasses.fields(Settings):
         text = environment.get(ENVIRONMENT_PREFIX + setting.name.upper())
-        if given[setting.name] is not None:
+        if given.get(setting.name) is not None:
             raw = given[setting.name]
         elif text is not None:
             raw = text.split(",") if _is_list(setting) else text
@@ -180,6 +210,8 @@ def parser() -> argparse.ArgumentParser:
     groups: dict[str, argparse._ArgumentGroup] = {}
     for setting in dataclasses.fields(Settings):
         title = setting.metadata["group"]
+        if not title:
+            continue
         group = groups.setdefault(title, result.add_argument_group(title))
         flags = ["--" + setting.name.replace("_", "-")]
         if setting.name == "model_repository":

@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
+from backends.api.caller import CALLER
 from backends.lm.grammar import check_grammar
 from openai_api.answers import Folded, chat_answer, completion_answer
 from openai_api.catalog import Catalog
@@ -92,6 +93,9 @@ async def _serve(
     """
     exchange.take_id(options.request_id)
     await service.check_constraints(options)
+    caller = CALLER.get()
+    salt, priority = caller.salted(options.cache_salt), caller.priority(options.priority)
+    options = replace(options, cache_salt=salt, priority=priority)
     model, identity, choices = await _prepare(service, body, form, options, prepare)
     generation = Generation(choices, firsts=choices[:: options.n])
     texts = TokenTexts(model.tokenizer, options.tokens_as_ids)
@@ -105,6 +109,7 @@ async def _serve(
             await exchange.answer(form.answer(identity, options, folded, generation.usage, texts))
     finally:
         generation.close()
+        caller.spend(generation.usage.prompt + generation.usage.completion)
         exchange.note = f"id={identity.id} model={identity.model} {generation.usage.in_words()}"
 
 

@@ -220,6 +220,7 @@ class LanguageFace:
                         wants_logprobs="cumulative_logprob" in asked.details,
                     ),
                     deadline=request.deadline,
+                    cache_salt=request.cache_salt,
                 ),
                 TextStream(model.tokenizer, options, tokens),
                 self._write_logprobs if shows_logprobs else None,

@@ -58,6 +58,7 @@ class InferenceRequest:
     `version` is "" where the version policy chooses. `outputs` empty means all. `timeout_us` and
     `priority` are the protocol's queue settings (priority 0: the model's default, 1 the highest).
     `deadline` is when the caller stops waiting, if it said so. `sequence_id` is 0 or "" outside sequences.
+    `cache_salt` is the caller's own, for models that keep prefixes of prompts.
     """
 
     model: str
@@ -72,6 +73,7 @@ class InferenceRequest:
     priority: int = 0
     timeout_us: int = 0
     deadline: float | None = None
+    cache_salt: str = ""
     stream: ResponseStream[InferenceResponse] = field(default_factory=ResponseStream)
     times: Times = field(default_factory=Times)
 
