@@ -22,19 +22,23 @@ def main() -> None:
     """Entry point of the console script. Exits 0 after a clean stop, 1 on a failed start, 2 on bad usage."""
     _refuse_shadowed_packages()
     command, arguments = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
-    commands = {"serve": _serve, "validate": _validate, "init": _init, "version": _version}
+    commands = {"serve": _serve, "validate": _validate, "init": _init, "version": _version, "--version": _version}
     if command in ("-h", "--help"):
         print(USAGE, end="")
         return
     if command not in commands:
-        print(USAGE, end="", file=sys.stderr)
+        said = f"tidegate: there is no command '{command}'\n" if command else ""
+        print(said + USAGE, end="", file=sys.stderr)
         sys.exit(2)
     sys.exit(commands[command](arguments))
 
 
 def _serve(arguments: list[str]) -> int:
     try:
-        return _run(from_arguments(arguments, os.environ))
+        settings = from_arguments(arguments, os.environ)
+        if not all(settings.model_repository) or not settings.model_repository:
+            raise SettingsError("--model-repository: expected a folder with models, got none")
+        return _run(settings)
     except SettingsError as error:
         print(f"tidegate serve: {error}", file=sys.stderr)
         return 2
@@ -54,7 +58,7 @@ def _run(settings: Settings) -> int:
 def _validate(arguments: list[str]) -> int:
     from model_repository.validate import validate
 
-    if len(arguments) != 1:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
         print("usage: tidegate validate FOLDER", file=sys.stderr)
         return 2
     findings = validate(Path(arguments[0]))
@@ -67,7 +71,7 @@ def _init(arguments: list[str]) -> int:
     from backends.api.errors import ServingError
     from model_repository.init_config import init_config
 
-    if len(arguments) != 1:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
         print("usage: tidegate init FOLDER/model.onnx", file=sys.stderr)
         return 2
     try:

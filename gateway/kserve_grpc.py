@@ -207,6 +207,15 @@ def _compression(level: str) -> grpc.Compression:
 def _credentials(options: GrpcOptions) -> grpc.ServerCredentials | None:
     if options.server_cert is None or options.server_key is None:
         return None
-    root = options.root_cert.read_bytes() if options.root_cert else None
-    pair = (options.server_key.read_bytes(), options.server_cert.read_bytes())
+    root = _pem(options.root_cert) if options.root_cert else None
+    pair = (_pem(options.server_key), _pem(options.server_cert))
     return grpc.ssl_server_credentials([pair], root, options.use_mutual_ssl)
+
+
+def _pem(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ServingError(
+            Code.INVALID, f"failed to start GRPC service: cannot read '{path}': {error.strerror}"
+        ) from None

@@ -10,18 +10,17 @@ from datetime import UTC, datetime
 
 import orjson
 
-from gateway.settings import Settings
+from gateway.settings import Settings, SettingsError
 
 _LETTERS = {"DEBUG": "V", "INFO": "I", "WARNING": "W", "ERROR": "E", "CRITICAL": "E"}
 
 
 def set_up(settings: Settings) -> None:
-    """Point the root logger at standard error or the log file, in the format and levels of `settings`."""
-    handler: logging.Handler
-    if settings.log_file:
-        handler = logging.FileHandler(settings.log_file, encoding="utf-8")
-    else:
-        handler = logging.StreamHandler(sys.stderr)
+    """Point the root logger at standard error or the log file, in the format and levels of `settings`.
+
+    Raises SettingsError for a file that cannot be written.
+    """
+    handler = _handler(settings.log_file)
     formatters = {"default": TextFormatter("%m%d %H:%M:%S.%f"), "ISO8601": TextFormatter("%Y-%m-%dT%H:%M:%SZ")}
     handler.setFormatter(formatters.get(settings.log_format) or JsonFormatter())
     allowed = {
@@ -34,6 +33,15 @@ def set_up(settings: Settings) -> None:
     logging.getLogger("tidegate").setLevel(logging.DEBUG if settings.log_verbose else logging.INFO)
     for noisy in ("uvicorn.access", "uvicorn.error", "asyncio", "httpx"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _handler(path: str) -> logging.Handler:
+    if not path:
+        return logging.StreamHandler(sys.stderr)
+    try:
+        return logging.FileHandler(path, encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"--log-file: cannot write '{path}': {error.strerror}") from None
 
 
 class TextFormatter(logging.Formatter):

@@ -16,9 +16,9 @@ ENVIRONMENT_PREFIX = "TIDEGATE_"
 _TRUE, _FALSE = frozenset({"true", "on", "1", "yes"}), frozenset({"false", "off", "0", "no"})
 
 
-def _setting(group: str, help_text: str, default: Any) -> Any:
-    """A field that is a flag of `group`."""
-    return field(default=default, metadata={"group": group, "help": help_text})
+def _setting(group: str, help_text: str, default: Any, separator: str = ",") -> Any:
+    """A field that is a flag of `group`. `separator` stands between a list's items in its environment variable."""
+    return field(default=default, metadata={"group": group, "help": help_text, "separator": separator})
 
 
 def _secret(help_text: str) -> Any:
@@ -54,7 +54,7 @@ class Settings:
         "repository", "take configs as written, without completing them from the model file", False
     )
     backend_config: tuple[str, ...] = _setting(
-        "repository", "BACKEND,KEY=VALUE for one backend, or default-max-batch-size=N for all", ()
+        "repository", "BACKEND,KEY=VALUE for one backend, or default-max-batch-size=N for all", (), ";"
     )
 
     allow_model_requirements: bool = _setting(
@@ -73,6 +73,7 @@ class Settings:
         "http",
         "APIS:KEY=VALUE; requests of these categories (health, metadata, inference, ...) must carry the header",
         (),
+        ";",
     )
     sse_keep_alive_interval: float = _setting(
         "http", "seconds of silence after which a token stream gets a comment line; 0 for none", 15.0
@@ -107,7 +108,7 @@ class Settings:
     grpc_port: int = _setting("grpc", "port; 0 takes a free one", 8001)
 
     grpc_restricted_protocol: tuple[str, ...] = _setting(
-        "grpc", "as --http-restricted-api; the header is triton-grpc-protocol-KEY", ()
+        "grpc", "as --http-restricted-api; the header is triton-grpc-protocol-KEY", (), ";"
     )
     grpc_use_ssl: bool = _setting("grpc", "encrypt connections", False)
     grpc_use_ssl_mutual: bool = _setting("grpc", "encrypt connections and ask clients for certificates", False)
@@ -137,7 +138,7 @@ class Settings:
     allow_client_shm: bool = _setting("memory", "let clients register shared memory regions", False)
 
     cache_config: tuple[str, ...] = _setting(
-        "memory", "response cache: local,size=BYTES, or redis,host=HOST and redis,port=PORT", ()
+        "memory", "response cache: local,size=BYTES, or redis,host=HOST and redis,port=PORT", (), ";"
     )
     rate_limit: Literal["off", "execution_count"] = _setting(
         "memory", "off, or execution_count: instances run only with the resources their group names", "off"
@@ -190,7 +191,7 @@ def from_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         if given.get(setting.name) is not None:
             raw = given[setting.name]
         elif text is not None:
-            raw = text.split(",") if _is_list(setting) else text
+            raw = text.split(setting.metadata["separator"]) if _is_list(setting) else text
         else:
             continue
         values[setting.name] = _convert(setting, raw)

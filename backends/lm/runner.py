@@ -118,6 +118,7 @@ class LmRunner:
         drafts = batch.num_drafts[slices]
         ends = batch.query_starts[slices + 1]
         firsts = ends - drafts - 1  # where each slice's first choice is made
+        lines = np.cumsum(drafts + 1) - drafts - 1  # and which row of logits it is made from
         if not drafts.any():
             logits = model.logits(_rows(hidden, firsts))
             sampled = self._sampler.sample(logits, batch.rows[slices], positions[firsts], masks)
@@ -126,11 +127,13 @@ class LmRunner:
         else:
             guesses = [batch.tokens[first + 1 : end].tolist() for first, end in zip(firsts, ends, strict=True)]
             logits = model.logits(_rows(hidden, _ranges(firsts, ends)))
-            before = np.cumsum(drafts + 1) - drafts - 1  # a slice with a mask has no guesses, so one line
-            masks = {int(before[place]): mask for place, mask in masks.items()}
+            masks = {int(lines[place]): mask for place, mask in masks.items()}  # such a slice has no guesses: one line
             verified = self._sampler.verify(logits, batch.rows[slices], positions[firsts], guesses, masks)
             chosen, logprobs = verified.tokens, verified.logprobs
         self._record(output, slices.tolist(), batch.rows, chosen, logprobs)
+        for index, line, tokens in zip(slices.tolist(), lines.tolist(), chosen, strict=True):
+            if tokens[-1] == NO_TOKEN:
+                output.failed[index] = _no_token(logits[line + len(tokens) - 1])
         return output
 
     def _with_masks(
@@ -154,9 +157,6 @@ class LmRunner:
     ) -> None:
         for line, (index, tokens) in enumerate(zip(slices, chosen, strict=True)):
             if tokens[-1] == NO_TOKEN:
-                output.failed[index] = ServingError(
-                    Code.INTERNAL, "no token could be chosen: the logits are not finite, or every token is forbidden"
-                )
                 continue
             output.tokens[index] = tokens
             self._sampler.commit(int(rows[index]), tokens)
@@ -201,6 +201,17 @@ class _Prompt:
 
 def _no_vocabulary() -> Any:
     raise ValueError("it has no tokenizer")
+
+
+def _no_token(logits: torch.Tensor) -> ServingError:
+    """Why nothing could be drawn from a line of logits, after the request's own edits."""
+    if bool((logits == -torch.inf).all()):
+        return ServingError(
+            Code.INVALID,
+            "no token is left to choose: the request's allowed_token_ids, bad_words, min_tokens or grammar forbid "
+            "every one",
+        )
+    return ServingError(Code.INTERNAL, "no token could be chosen: the model's logits are not finite")
 
 
 def _ranges(firsts: np.ndarray, ends: np.ndarray) -> np.ndarray:

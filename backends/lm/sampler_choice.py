@@ -112,11 +112,12 @@ def _nucleus(weights: np.ndarray, tokens: np.ndarray | None, top_p: float) -> np
     values = among[found]
     bins = _bins(values)
     above = np.cumsum(np.bincount(bins, weights=values)[::-1])[::-1]  # above[b]: the weight in bin b and all heavier
-    edge = max(int(np.count_nonzero(above >= top_p * total)) - 1, 0)
+    target = min(top_p * total, float(above[0]))  # of sums rounded differently the smaller: it is always reached
+    edge = int(np.count_nonzero(above >= target)) - 1
     inside = np.flatnonzero(bins == edge)
     heavier = float(above[edge + 1]) if edge + 1 < len(above) else 0.0
     cumulative = heavier + np.cumsum(np.sort(values[inside])[::-1], dtype=np.float64)
-    count = min(int(np.searchsorted(cumulative, top_p * total)) + 1, len(inside))
+    count = min(int(np.searchsorted(cumulative, target)) + 1, len(inside))
     kept = bins > edge
     kept[inside[_highest(values[inside], count)]] = True
     found = found[kept]

@@ -20,6 +20,13 @@ def test_lists_repeat_as_flags_and_take_commas_in_the_environment() -> None:
     assert from_arguments([], {"TIDEGATE_MODEL_REPOSITORY": "a,b"}).model_repository == ("a", "b")
 
 
+def test_lists_whose_items_have_commas_take_semicolons_in_the_environment() -> None:
+    environment = {"TIDEGATE_CACHE_CONFIG": "redis,host=a;redis,port=1", "TIDEGATE_BACKEND_CONFIG": "onnxruntime,x=1"}
+    settings = from_arguments([], environment)
+    assert settings.cache_config == ("redis,host=a", "redis,port=1")
+    assert settings.backend_config == ("onnxruntime,x=1",)
+
+
 @pytest.mark.parametrize(
     ("text", "value"), [("true", True), ("on", True), ("1", True), ("false", False), ("OFF", False), ("0", False)]
 )

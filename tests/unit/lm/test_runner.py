@@ -263,6 +263,20 @@ def test_a_sequence_whose_logits_are_no_numbers_fails_alone() -> None:
     assert [request.answer for request in requests] == [[4, 5, 6, 7, 8], [], [6, 7, 8, 9, 10]]
 
 
+def test_a_request_that_forbids_every_token_is_told_so_and_fails_alone() -> None:
+    impossible = SamplingParams(max_tokens=5, temperature=0.0, allowed_token_ids=(4,), bad_words=((4,),))
+    requests = [
+        Request([1, 2, 3], SamplingParams(max_tokens=5, temperature=0.0)),
+        Request([5, 6], impossible),
+    ]
+    Driver(small_runner(OneBadRow())).run(requests)
+    failed = requests[1].failed
+    assert failed is not None
+    assert failed.code is Code.INVALID
+    assert "forbid" in failed.message
+    assert requests[0].answer == [4, 5, 6, 7, 8]
+
+
 def test_only_rows_that_choose_meet_the_head() -> None:
     model = OneBadRow()
     Driver(small_runner(model), chunk=2).run([Request([1] * 8, SamplingParams(max_tokens=3, temperature=0.0))])

@@ -1,0 +1,52 @@
+"""The command line: what is said to somebody who mistypes."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.cli import main
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    """The exit status."""
+    monkeypatch.setattr("sys.argv", ["tidegate", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "usage: tidegate COMMAND"),
+        (["serv"], "there is no command 'serv'"),
+        (["serve"], "--model-repository: expected a folder with models, got none"),
+        (["serve", "--model-repository", ""], "--model-repository: expected a folder with models, got none"),
+        (
+            ["serve", "--model-repository", "x", "--log-file", "/dev/null/log"],
+            "--log-file: cannot write '/dev/null/log'",
+        ),
+        (["validate", "--help"], "usage: tidegate validate FOLDER"),
+        (["init"], "usage: tidegate init"),
+    ],
+)
+def test_bad_usage_exits_2_and_says_why(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, *arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_version_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out[0].isdigit()
+
+
+def test_a_repository_without_faults_is_valid_and_one_without_models_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "validate", str(tmp_path)) == 1
+    assert "holds no models" in capsys.readouterr().out
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "config.pbtxt").write_text('backend: "identity"')
+    assert run(monkeypatch, "validate", str(tmp_path)) == 0
