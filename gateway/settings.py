@@ -23,7 +23,7 @@ def _setting(group: str, help_text: str, default: Any, separator: str = ",") -> 
 
 def _secret(help_text: str) -> Any:
     """A list that only the environment gives: everyone on the machine can read a process's flags."""
-    return field(default=(), repr=False, metadata={"group": "", "help": help_text})
+    return field(default=(), repr=False, metadata={"group": "", "help": help_text, "separator": ","})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
