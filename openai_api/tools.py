@@ -73,7 +73,7 @@ class ToolUse:
 
 def read_tools(fields: Fields) -> ToolUse:
     """Raises ServingError for tools and choices that do not fit each other."""
-    tools = fields.array("tools", _tool, MAX_TOOLS, min_length=1)
+    tools = fields.array("tools", _tool, MAX_TOOLS) or None
     choice = fields.raw("tool_choice")
     parallel = fields.flag("parallel_tool_calls", True)
     if tools is None:

@@ -25,7 +25,7 @@ CHATML = (
 )
 
 
-def toy_tokenizer() -> Tokenizer:
+def toy_tokenizer(template: str = CHATML) -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [word.replace(" ", "Ġ") for word in WORDS]
     vocabulary = {piece: index for index, piece in enumerate([*alphabet, *words])}
@@ -35,7 +35,7 @@ def toy_tokenizer() -> Tokenizer:
     backend.add_special_tokens(list(SPECIAL))
     settings = TokenizerSettings(
         special_tokens={"bos_token": SPECIAL[0], "eos_token": SPECIAL[1]},
-        chat_templates={"default": CHATML},
+        chat_templates={"default": template},
         adds_bos=False,
     )
     return Tokenizer(backend, settings)
@@ -83,12 +83,15 @@ class ScriptedModel:
     retry_after: float = 2.0
     num_refused: int = 0
     tokenizer: Tokenizer = TOKENIZER
+    chat_template: str = CHATML
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.config = ModelConfig(name=self.name, backend="llm")
-        self.template = ChatTemplate(CHATML, TOKENIZER.special_tokens)
+        if self.chat_template != CHATML:
+            self.tokenizer = toy_tokenizer(self.chat_template)
+        self.template = ChatTemplate(self.chat_template, TOKENIZER.special_tokens)
 
     def generate(self, request: GenerateRequest) -> None:
         if self.refuse_after is not None and len(self.requests) >= self.refuse_after:
