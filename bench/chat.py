@@ -60,6 +60,11 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--temperature", type=float, default=0.0)
     add("--stop-at-eos", action="store_true", help="let the model end early (default: ignore_eos)")
     add(
+        "--json-schema",
+        type=Path,
+        help="hold answers to an array of what this file describes, as long as --output-tokens",
+    )
+    add(
         "--token-ids", type=int, nargs=2, default=(1000, 30000), metavar=("LOW", "HIGH"), help="ids prompts are made of"
     )
     add("--seed", type=int, default=1)
@@ -123,6 +128,8 @@ class Load:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if options.json_schema is not None:
+            common["response_format"] = response_format(json.loads(options.json_schema.read_text()))
         if options.api == "completions":
             return ({**common, "prompt": ids} for ids in token_prompts(shape, *options.token_ids, seed))
         num_words = max(1, round((shape.prompt - self.num_extra) * self.words_per_token))
@@ -140,6 +147,12 @@ class Load:
         return "/completions" if self.options.api == "completions" else "/chat/completions"
 
 
+def response_format(schema: dict) -> dict:
+    """An array of what the schema describes: it goes on until the tokens are used up, so that lengths stay comparable."""
+    many = {"type": "array", "items": schema, "minItems": 1000}
+    return {"type": "json_schema", "json_schema": {"name": "bench", "schema": many, "strict": True}}
+
+
 async def measure(options: argparse.Namespace) -> dict:
     """All runs at every concurrency. Raises ConnectionError when the endpoint does not answer."""
     endpoint = Endpoint(options.url, options.api_key)
@@ -150,6 +163,7 @@ async def measure(options: argparse.Namespace) -> dict:
     await load.run(1, options.warmup, lambda: None)
     points = [await _point(load, concurrency) for concurrency in options.concurrency]
     settings = {name: value for name, value in vars(options).items() if name not in ("api_key", "json", "no_progress")}
+    settings["json_schema"] = str(options.json_schema or "")
     host = {"machine": platform.machine(), "system": platform.platform(), "python": platform.python_version()}
     return {"settings": {**settings, "model": model}, "host": host, "points": points}
 

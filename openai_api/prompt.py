@@ -38,7 +38,7 @@ def prepare_chat(model: TextModel, request: ChatRequest, strict: bool) -> list[P
     """The one prompt of a chat. Raises ServingError, where it can with the path of the message at fault."""
     if model.template is None:
         raise unsupported("model", f"the model '{request.options.model}' has no chat template", "unsupported_endpoint")
-    _check_roles(request.messages, model)
+    check_roles(request.messages, model)
     text = render_chat(model.template, model, request)
     tokens = _encode(model, text, request.options, "messages")
     limit = token_limit(request.options.max_tokens, len(tokens), model.max_model_len, strict, "messages")
@@ -95,7 +95,7 @@ def prepare_completion(model: TextModel, request: CompletionRequest, strict: boo
     ]
 
 
-def _check_roles(messages: list[Message], model: TextModel) -> None:
+def check_roles(messages: list[Message], model: TextModel) -> None:
     """Refuse a role of which neither OpenAI nor the model's template has heard: it would be rendered as if it meant
     something."""
     for place, message in enumerate(messages):

@@ -15,6 +15,7 @@ from openai_api.http import header, request_id, send_error, send_json
 from openai_api.json_body import check_content_type
 from openai_api.options import OpenAIOptions
 from openai_api.text_endpoints import TextService, serve_chat, serve_completion
+from openai_api.tokenize import serve_detokenize, serve_tokenize, tokenizer_info
 
 Handler = Callable[[Scope, Receive, Send], Coroutine[object, object, None]]
 
@@ -33,13 +34,23 @@ class OpenAI:
         self._in_flight = InFlight()
 
     def routes(self) -> list[BaseRoute]:
-        """Every route under /v1. The last one answers what no other takes: put further /v1 routes before these."""
+        """Every route under /v1, and vLLM's without it. The last one answers what no other takes: put further /v1 routes
+        before these."""
         return [
+            *self._tokenizer_routes(""),
+            *self._tokenizer_routes("/v1"),
             Route("/v1/chat/completions", _Endpoint(self._posted(serve_chat), "POST")),
             Route("/v1/completions", _Endpoint(self._posted(serve_completion), "POST")),
             Route("/v1/models", _Endpoint(self._list_models, "GET", "HEAD")),
             Route("/v1/models/{id:path}", _Endpoint(self._retrieve_model, "GET", "HEAD")),
             Route("/v1/{path:path}", _Endpoint(_unknown_url)),
+        ]
+
+    def _tokenizer_routes(self, prefix: str) -> list[BaseRoute]:
+        return [
+            Route(f"{prefix}/tokenize", _Endpoint(self._posted(serve_tokenize), "POST")),
+            Route(f"{prefix}/detokenize", _Endpoint(self._posted(serve_detokenize), "POST")),
+            Route(f"{prefix}/tokenizer_info", _Endpoint(self._tokenizer_info, "GET", "HEAD")),
         ]
 
     @property
@@ -61,6 +72,9 @@ class OpenAI:
 
     async def _list_models(self, scope: Scope, receive: Receive, send: Send) -> None:
         await _send_object(scope, send, self._catalog.cards())
+
+    async def _tokenizer_info(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _send_object(scope, send, tokenizer_info(self._catalog))
 
     async def _retrieve_model(self, scope: Scope, receive: Receive, send: Send) -> None:
         # the server has decoded the path: `org%2Fmodel` is `org/model` here
