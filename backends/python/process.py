@@ -12,15 +12,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from backends.python import arena
 from backends.python.arena import Arena
 from backends.python.frames import MAX_HEADER, PREFIX, FrameError, Free, decode, encode
 from backends.python.packing import Packer, Unpacker
 
 _ROOT = Path(__file__).resolve().parents[2]
-# appended, so that nothing of ours stands before what the model's environment has
+_PACKAGES = Path(np.__file__).resolve().parents[1]
+# Appended, so that nothing of ours stands before what the model's environment has. An environment of the same Python
+# may borrow our packages (numpy, msgspec), another one could not load them.
 _START = (
-    "import sys; sys.path = [path for path in sys.path if path]; sys.path.append(sys.argv.pop(1)); "
+    "import sys; root, packages, version = sys.argv[1:4]; del sys.argv[1:4]; "
+    "sys.path = [path for path in sys.path if path] + [root]; "
+    "sys.path += [packages] if version == sys.version else []; "
     "from backends.python.child import main; main()"
 )
 _CHUNK = 1 << 18
@@ -44,7 +50,15 @@ class ModelProcess:
         ours, theirs = socket.socketpair()
         down, up = arena.create(), arena.create()
         try:
-            arguments = [str(_ROOT), str(theirs.fileno()), str(down), str(up), str(os.getpid())]
+            arguments = [
+                str(_ROOT),
+                str(_PACKAGES),
+                sys.version,
+                str(theirs.fileno()),
+                str(down),
+                str(up),
+                str(os.getpid()),
+            ]
             self._process = subprocess.Popen(
                 [python or sys.executable, "-c", _START, *arguments],
                 pass_fds=(theirs.fileno(), down, up),
