@@ -106,7 +106,9 @@ def test_metrics_of_a_model_stand_beside_the_server_s(
 ) -> None:
     def count() -> float:
         text = httpx.get(f"http://{served.metrics}/metrics").text
-        return float(re.search(r'^upper_bytes_total\{model="self_describing",version="1"\} (\S+)$', text, re.MULTILINE)[1])  # type: ignore[index]
+        return float(
+            re.search(r'^upper_bytes_total\{model="self_describing",version="1"\} (\S+)$', text, re.MULTILINE)[1]
+        )  # type: ignore[index]
 
     before = count()
     examples.upper(client, "12345")
