@@ -36,10 +36,12 @@ class BatchLayout:
         self._inputs = {spec.name: spec for spec in config.inputs}
         self._outputs = {spec.name: spec for spec in config.outputs}
         self._ragged = frozenset(spec.name for spec in config.inputs if spec.allow_ragged_batch and self._batching)
+        self._output_names = list(self._outputs)
         self._scattered = {name: rule for rule in config.batch_outputs for name in rule.target_names}
         self._is_plain_in = not (
             self._ragged or config.batch_inputs or any(spec.reshape is not None for spec in config.inputs)
         )
+        self._is_plain_out = not (self._scattered or any(spec.reshape is not None for spec in config.outputs))
         self._is_uniform = all(-1 not in spec.dims and not spec.optional for spec in config.inputs)
 
     def rows_of(self, request: InferenceRequest) -> int:
@@ -90,6 +92,15 @@ class BatchLayout:
         columns = {name: self._cut(tensor, parts, rows) for name, tensor in outputs.items()}
         order = [name for name in self._outputs if name in columns] or list(columns)
         return [self._choose(columns, part.request, index, order) for index, part in enumerate(parts)]
+
+    def outputs_of(self, request: InferenceRequest, outputs: list[Tensor]) -> list[Tensor]:
+        """What `split` gives for a request that was run alone."""
+        rows = self.rows_of(request)
+        is_all = not request.outputs and [tensor.name for tensor in outputs] == self._output_names
+        has_rows = not self._batching or all(tensor.shape and tensor.shape[0] == rows for tensor in outputs)
+        if is_all and has_rows and self._is_plain_out:
+            return outputs
+        return self.split({tensor.name: tensor for tensor in outputs}, [Part(request, 0, rows)])[0]
 
     def _choose(
         self, columns: dict[str, list[Tensor]], request: InferenceRequest, index: int, order: list[str]

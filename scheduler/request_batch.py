@@ -9,7 +9,7 @@ from backends.api.statistics import Failure, ModelStatistics
 from backends.api.tensor import Tensor
 from scheduler.batch import Waiting
 from scheduler.endings import Endings
-from scheduler.merge import BatchLayout, Part
+from scheduler.merge import BatchLayout
 
 
 class RunningBatch:
@@ -141,9 +141,7 @@ class RunningBatch:
             self._endings.cancelled(self._batch[index])
 
     def _checked(self, index: int, outputs: list[Tensor]) -> list[Tensor]:
-        request = self.requests[index]
-        part = Part(request, 0, self._layout.rows_of(request))
-        return self._layout.split({tensor.name: tensor for tensor in outputs}, [part])[0]
+        return self._layout.outputs_of(self.requests[index], outputs)
 
     def _stamp(self, index: int) -> None:
         """Times of a request that ended by itself: up to now the model was at it."""

@@ -25,7 +25,7 @@ NUMPY_DTYPES: dict[str, np.dtype] = {
     "BF16": np.dtype(np.uint16),
 }
 DATATYPES = frozenset(NUMPY_DTYPES) | {"BYTES"}
-_DATATYPE_OF_NUMPY = {dtype: name for name, dtype in NUMPY_DTYPES.items() if name != "BF16"}
+DATATYPE_OF_NUMPY = {dtype: name for name, dtype in NUMPY_DTYPES.items() if name != "BF16"}
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Tensor:
         """
         if array.dtype.kind in "OSU":
             return cls(name, "BYTES", array.shape, [_as_bytes(value) for value in array.ravel()])
-        datatype = _DATATYPE_OF_NUMPY.get(array.dtype)
+        datatype = DATATYPE_OF_NUMPY.get(array.dtype)
         if datatype is None:
             raise ServingError(Code.INTERNAL, f"tensor '{name}': numpy dtype {array.dtype} has no KServe v2 datatype")
         return cls(name, datatype, array.shape, array)

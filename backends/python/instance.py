@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -220,8 +219,6 @@ class PythonInstance:
 
     def settle(self) -> None:
         """Do what others have posted."""
-        with suppress(BlockingIOError):
-            os.eventfd_read(self.wake_fd)
         while self._outbox:
             self._outbox.popleft()()
 
@@ -488,8 +485,9 @@ class Supervisor:
             self._num_alive += 1
 
     def pause(self, fd: int, timeout: float | None) -> None:
-        """Wait for `fd`, for an instance that has no process any more."""
-        select.select([fd], [], [], timeout)
+        """Wait for the eventfd and reset it, for an instance that has no process any more."""
+        if select.select([fd], [], [], timeout)[0]:
+            os.eventfd_read(fd)
 
     def restart(
         self,

@@ -27,7 +27,7 @@ class Packer:
         self, name: str, datatype: str, shape: Sequence[int], data: "np.ndarray | list[bytes] | bytes"
     ) -> TensorFrame:
         if isinstance(data, np.ndarray):
-            raw: memoryview | bytes = _bytes_of(data)
+            raw: memoryview | bytes = data.tobytes() if data.nbytes <= INLINE else _bytes_of(data)
         else:
             raw = data if isinstance(data, bytes) else join_strings(data)
         size = len(raw)
@@ -51,23 +51,24 @@ class Unpacker:
 
     def take(self, frame: TensorFrame) -> "np.ndarray | list[bytes]":
         """Its contents: an array of the frame's shape, or for BYTES a flat list. Raises FrameError."""
-        count = prod(frame.shape)
+        name, datatype, shape, size, offset = frame
         try:
-            if frame.datatype == "BYTES":
+            if datatype != "BYTES" and offset < 0:
+                array = np.frombuffer(self._payload[self._position : self._position + size], NUMPY_DTYPES[datatype])
+                self._position += size
+                return array if len(shape) == 1 and shape[0] == array.size else array.reshape(_counted(shape))
+            count = prod(shape)
+            if datatype == "BYTES":
                 items = split_strings(self._raw(frame))
                 if len(items) != count:
-                    raise FrameError(f"tensor '{frame.name}': {len(items)} strings for shape {frame.shape}")
+                    raise FrameError(f"tensor '{name}': {len(items)} strings for shape {shape}")
                 return items
-            dtype = NUMPY_DTYPES[frame.datatype]
-            if frame.size != count * dtype.itemsize or any(size < 0 for size in frame.shape):
-                raise FrameError(f"tensor '{frame.name}': {frame.size} bytes for shape {frame.shape}")
-            if frame.offset >= 0:
-                return self._arena.array(frame.offset, frame.size, dtype, tuple(frame.shape))
-            array = np.frombuffer(self._payload, dtype, count, self._position).reshape(frame.shape)
+            dtype = NUMPY_DTYPES[datatype]
+            if size != count * dtype.itemsize or any(each < 0 for each in shape):
+                raise FrameError(f"tensor '{name}': {size} bytes for shape {shape}")
+            return self._arena.array(offset, size, dtype, tuple(shape))
         except (KeyError, ValueError, struct.error) as error:
-            raise FrameError(f"tensor '{frame.name}': {error}") from error
-        self._position += frame.size
-        return array
+            raise FrameError(f"tensor '{name}': {error}") from error
 
     def _raw(self, frame: TensorFrame) -> "bytes | memoryview":
         if frame.offset >= 0:
@@ -75,6 +76,13 @@ class Unpacker:
         raw = self._payload[self._position : self._position + frame.size]
         self._position += frame.size
         return raw
+
+
+def _counted(shape: list[int]) -> list[int]:
+    """`shape`, in which numpy must not take a -1 for whatever is left. Raises ValueError."""
+    if shape and min(shape) < 0:
+        raise ValueError(f"shape {shape}")
+    return shape
 
 
 def join_strings(items: Sequence[bytes]) -> bytes:

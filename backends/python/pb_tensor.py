@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from backends.api.tensor import DATATYPE_OF_NUMPY
 from backends.api.tensor import Tensor as WireTensor
 from backends.python import dlpack
 
@@ -67,6 +68,14 @@ class Tensor:
     __slots__ = ("_array", "_datatype", "_name", "_shape", "_strings")
 
     def __init__(self, name: Any, array: Any) -> None:
+        datatype = DATATYPE_OF_NUMPY.get(array.dtype) if type(array) is np.ndarray and type(name) is str else None
+        if datatype is not None:  # the quick way of most tensors
+            self._name: str = name
+            self._datatype = datatype
+            self._shape = array.shape
+            self._array: np.ndarray | None = array
+            self._strings: list[bytes] | None = None
+            return
         if not isinstance(name, str) or not isinstance(array, np.ndarray):
             got = f"{type(name).__name__}, {type(array).__name__}"
             raise TypeError(f"Tensor(name, array) takes a str and a numpy.ndarray, got {got}")
@@ -77,7 +86,7 @@ class Tensor:
         self._name = name
         self._datatype = wire.datatype
         self._shape = wire.shape
-        self._array: np.ndarray | None = array
+        self._array = array
         self._strings = wire.data if isinstance(wire.data, list) else None
 
     @classmethod

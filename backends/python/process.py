@@ -90,7 +90,7 @@ class ModelProcess:
             self._poll.register(fd, select.POLLIN)
 
     def watch(self, wake: int) -> None:
-        """Let a `poll` end when the descriptor `wake` can be read."""
+        """Let a `poll` end when the eventfd `wake` can be read, and reset it."""
         self._wake = wake
         self._poll.register(wake, select.POLLIN)
 
@@ -134,7 +134,9 @@ class ModelProcess:
                     self._flush()
                 if event & ~select.POLLOUT:
                     frames = self._receive()
-            elif fd != self._wake:
+            elif fd == self._wake:
+                os.eventfd_read(fd)
+            else:
                 self._log_lines()
         return frames
 
