@@ -280,9 +280,10 @@ class Repository:
     async def _load_step(self, name: str) -> None:
         record = self._records.get(name)
         if record is not None and record.lock.locked():
-            async with record.lock:  # somebody else is about to load it
-                if record.states:
-                    return
+            async with record.lock:
+                pass  # somebody else is about to load it; once is enough, well or not
+            if not record.is_serving and record.states and not record.is_unloaded:
+                raise ServingError(Code.INVALID, "; ".join({state.reason for state in record.states.values()}))
         if self._table.get(name, "") is None:
             await self._load(name)
 
