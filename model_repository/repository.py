@@ -100,7 +100,8 @@ class Repository:
             return False
         records = [self._records.get(name) for name in self._start_up]
         return not self._options.strict_readiness or all(
-            record is not None and (record.is_serving or record.is_unloaded) for record in records
+            record is not None and (record.is_unloaded or (record.is_serving and self.is_ready(record.name)))
+            for record in records
         )
 
     def index(self, ready_only: bool = False) -> list[IndexEntry]:

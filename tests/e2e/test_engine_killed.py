@@ -34,7 +34,8 @@ def test_killed_under_eight_streams_each_ends_with_an_error_and_the_next_chat_is
         server.engine().kill()
         assert {each.result(60) for each in reads} == {"engine process ended (signal 9)"}
     assert server.get("/v2/health/live").status_code == 200
-    assert eventually(server.is_ready, START)
+    assert eventually(lambda: server.get("/v2/models/chat/ready").status_code == 200, START)
+    assert server.is_ready()
     assert server.engine().pid != victim
     assert server.is_idle()
     answer = server.openai.chat.completions.create(

@@ -1,25 +1,21 @@
 """SmolLM2 from its GGUF file: in float32, greedy answers are transformers' own, token for token."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from backends.api.request import SamplingParams
-from backends.lm.checkpoint import Checkpoint
-from backends.lm.load import load_runner, open_checkpoint
+from backends.lm.load import load_runner
 from backends.lm.location import find_model
 from backends.lm.options import LmOptions
 from backends.lm.runner import LmRunner
 from backends.lm.step import StepBatch
+from tests.models.reference import NEAR, greedy, reference_llama
 
 pytestmark = pytest.mark.slow
 NEW_TOKENS = 24
 BLOCK = 16
-NEAR = 1e-3  # logits closer than this are a tie, which either side may break
 PROMPTS = [
     "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
     "<|im_start|>user\nWrite a haiku about the sea.<|im_end|>\n<|im_start|>assistant\n",
@@ -48,65 +44,10 @@ def prompts(location: Path) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def reference(location: Path) -> Any:
-    """transformers' Llama with the file's dequantised values."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    checkpoint = open_checkpoint(location)
-    assert checkpoint is not None
-    config = checkpoint.config
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocab,
-            hidden_size=config.hidden,
-            intermediate_size=config.ffn,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            max_position_embeddings=config.max_positions,
-            rms_norm_eps=config.norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": config.ropes[0].theta},
-            tie_word_embeddings=True,
-            eos_token_id=2,
-            pad_token_id=2,
-        )
-    )
-    model.load_state_dict(dict(tensors_of(checkpoint)), strict=True)
-    return model.eval()
-
-
-def tensors_of(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
-    embed = checkpoint.matrix("embed").dequantize(torch.float32)
-    yield "model.embed_tokens.weight", embed
-    yield "lm_head.weight", embed
-    yield "model.norm.weight", checkpoint.norm("final_norm")
-    places = {"q": "self_attn", "k": "self_attn", "v": "self_attn", "o": "self_attn"}
-    places |= dict.fromkeys(("gate", "up", "down"), "mlp")
-    for i in range(checkpoint.config.num_layers):
-        for name, place in places.items():
-            values = checkpoint.matrix(name, i).dequantize(torch.float32)
-            yield f"model.layers.{i}.{place}.{name}_proj.weight", values
-        yield f"model.layers.{i}.input_layernorm.weight", checkpoint.norm("attn_norm", i)
-        yield f"model.layers.{i}.post_attention_layernorm.weight", checkpoint.norm("ffn_norm", i)
-
-
-@pytest.fixture(scope="module")
-def expected(reference: Any, prompts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
+def expected(location: Path, prompts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
     """Each prompt's greedy answer, and at each token how far the second best logit is behind."""
-    answers = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        out = reference.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=NEW_TOKENS,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
-        best = torch.cat(out.logits).topk(2).values
-        answers.append((out.sequences[0, len(prompt) :].tolist(), (best[:, 0] - best[:, 1]).tolist()))
-    return answers
+    texts, margins = greedy(reference_llama(location), prompts, NEW_TOKENS, eos=2)
+    return list(zip(texts, margins, strict=True))
 
 
 def generate(runner: LmRunner, prompts: list[list[int]]) -> list[list[int]]:

