@@ -23,9 +23,7 @@ def model_infer(front: Front, message: Any, context: grpc.ServicerContext) -> An
     received = time.monotonic()
     model, request, form = accept(front, message, context, allow_decoupled=False)
     request.times.received = received
-    remaining = context.time_remaining()
-    if remaining is not None and remaining < _FOREVER:
-        request.deadline = received + remaining
+    request.deadline = deadline_after(received, context.time_remaining())
     if not context.add_callback(partial(request.stream.cancel, "the client has gone")):
         request.stream.cancel("the client has gone")
     try:
@@ -39,6 +37,11 @@ def model_infer(front: Front, message: Any, context: grpc.ServicerContext) -> An
         raise
     front.service.on_end(request, None)
     return answer
+
+
+def deadline_after(received: float, remaining: float | None) -> float | None:
+    """The deadline of a call that was `received` with so many seconds left; None where that is for ever."""
+    return received + remaining if remaining is not None and remaining < _FOREVER else None
 
 
 def accept(
