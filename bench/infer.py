@@ -97,6 +97,14 @@ async def measure(targets: Sequence[Target], options: argparse.Namespace) -> dic
     return {"settings": settings, "host": host, "points": points, "pss_mb": memory}
 
 
+async def measure_once(target: Target, protocol: str, clients: int, seconds: float) -> dict[str, float]:
+    """One run of a closed loop of our own client."""
+    options = argparse.Namespace(rate=0.0, no_wrk=True)
+    return await _run(
+        target, {"protocol": protocol, "clients": clients}, make_body(target, protocol, {}), options, seconds
+    )
+
+
 def _groups(points: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Points that differ in their target alone."""
     groups: dict[tuple[str, int], list[dict[str, Any]]] = {}

@@ -32,6 +32,7 @@ class Sample:
     def numbers(self) -> dict[str, float]:
         """Answers a second and milliseconds."""
         return {
+            "requests": len(self.latencies) + len(self.errors),
             "requests_per_s": len(self.latencies) / self.seconds,
             **{f"p{percent}_ms": percentile(self.latencies, percent) * 1000 for percent in PERCENTILES},
             "max_ms": max(self.latencies, default=0.0) * 1000,

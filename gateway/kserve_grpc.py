@@ -96,12 +96,7 @@ class GrpcServer:
         )
         self._health = Health(service)
         self._server.add_generic_rpc_handlers((_handlers(self._front), self._health.handlers()))
-        # keys are asked for by an interceptor, which grpc calls for its own handlers alone
-        self._direct = (
-            direct_calls(self._server, self._front, self._pool, options.max_concurrent)
-            if service.gate is None
-            else None
-        )
+        self._direct = direct_calls(self._server, self._front, self._pool, options.max_concurrent)
         names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
 

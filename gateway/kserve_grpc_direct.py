@@ -22,9 +22,11 @@ from tritonclient.grpc import service_pb2 as pb
 
 from backends.api.errors import ServingError
 from backends.api.request import InferenceRequest, InferenceResponse
-from gateway.errors import as_serving_error, grpc_status
+from gateway.admission import Release, nothing_to_release
+from gateway.errors import as_serving_error
 from gateway.kserve_grpc_front import Front
 from gateway.kserve_grpc_infer import accept, deadline_after
+from gateway.kserve_grpc_keys import bearer, grpc_code
 from gateway.kserve_json_answer import AnswerForm
 from gateway.kserve_proto import encode_infer
 from gateway.kserve_service import complete, no_answer
@@ -98,6 +100,7 @@ class _Call:
         self._is_gone = False
         self._request: InferenceRequest | None = None
         self._form: AnswerForm | None = None
+        self._release: Release = nothing_to_release
 
     def start(self) -> None:
         self._core.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(_NO_FLAGS),), self._on_close)
@@ -142,7 +145,10 @@ class _Call:
         front = self._calls.front
         try:
             front.admit("inference", self)
+            if front.service.gate is not None:  # interceptors, which ask for keys elsewhere, do not see these calls
+                front.service.gate.authenticate(bearer(self._metadata))
             message = pb.ModelInferRequest.FromString(content)
+            self._release = front.enter(message, self)
             model, request, self._form = accept(front, message, self, allow_decoupled=False)
         except DecodeError:
             self._send_status(_NOT_READABLE)
@@ -204,7 +210,7 @@ class _Call:
         if not isinstance(error, ServingError):
             log.error("a gRPC call failed", exc_info=error)
         known = as_serving_error(error)
-        self._send_status(_Status(grpc_status(known.code), known.message))
+        self._send_status(_Status(grpc_code(known), known.message))
 
     def _aside(self, work: Callable[[T], None], argument: T) -> None:
         """Do what takes long on a thread of the pool, here only once the pool has closed."""
@@ -217,12 +223,12 @@ class _Call:
         self._send(status, [])
 
     def _send(self, status: _Status, message: Sequence[Any]) -> None:
-        last = cygrpc.SendStatusFromServerOperation(
-            (), status.code.value[0], status.text.encode(errors="replace"), _NO_FLAGS
-        )
-        self._core.start_server_batch(
-            (cygrpc.SendInitialMetadataOperation((), _NO_FLAGS), *message, last), self._on_sent
-        )
+        """The one answer of a call, with which it gives back what its key was charged."""
+        first = cygrpc.SendInitialMetadataOperation((), _NO_FLAGS)
+        text = status.text.encode(errors="replace")
+        last = cygrpc.SendStatusFromServerOperation((), status.code.value[0], text, _NO_FLAGS)
+        self._release()
+        self._core.start_server_batch((first, *message, last), self._on_sent)
 
 
 def direct_calls(server: grpc.Server, front: Front, pool: Executor, max_concurrent: int) -> DirectCalls | None:

@@ -65,12 +65,15 @@ def triton(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def tidegate(folder: Path, root: Path, python: str = sys.executable) -> Iterator[tuple[str, str]]:
-    """The checkout at `root` serving the same models; its HTTP and gRPC addresses. Raises PeerUnavailableError."""
-    repository = write_models(folder / "models", "onnxruntime")
+def tidegate(folder: Path, root: Path, models: Path | None = None) -> Iterator[tuple[str, str]]:
+    """The checkout at `root` serving `models`, else the same as the others; its HTTP and gRPC addresses.
+
+    `folder` holds its log. Raises PeerUnavailableError.
+    """
+    repository = models or write_models(folder / "models", "onnxruntime")
     http, grpc = _free_port(), _free_port()
     flags = ["--http-port", str(http), "--grpc-port", str(grpc), "--allow-metrics", "false"]
-    command = [python, "-m", "gateway", "serve", "--model-repository", str(repository), *flags]
+    command = [sys.executable, "-m", "gateway", "serve", "--model-repository", str(repository), *flags]
     with (folder / "tidegate.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=root, stdout=log, stderr=subprocess.STDOUT)
         try:

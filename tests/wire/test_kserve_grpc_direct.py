@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,9 +15,11 @@ from tritonclient.grpc import service_pb2_grpc
 from backends.api.errors import Code, ServingError
 from backends.api.request import InferenceRequest
 from gateway import kserve_grpc
+from gateway.front_door import make_gate
 from gateway.kserve_grpc import GrpcOptions, GrpcServer
 from gateway.kserve_grpc_direct import direct_calls
 from gateway.kserve_service import Service
+from gateway.settings import Settings
 from tests.fakes.kserve import echo, grpc_server, service
 
 
@@ -86,9 +89,9 @@ def test_calls_past_the_limit_are_told_and_room_is_given_back(stub_of: Callable[
         assert any(_is_answered(stub) for _ in range(1000))
 
 
-def _is_answered(stub: Any) -> bool:
+def _is_answered(stub: Any, metadata: Any = ()) -> bool:
     try:
-        stub.ModelInfer(message(), timeout=20)
+        stub.ModelInfer(message(), metadata=metadata, timeout=20)
     except grpc.RpcError as error:
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         return False
@@ -156,3 +159,44 @@ def test_where_grpc_is_built_otherwise_a_thread_serves_each_call(
         waiting.stream.on_cancel(cancelled.set)
         call.cancel()
         assert cancelled.wait(10)
+
+
+KEYS = """
+[[keys]]
+name = "serial"
+key = "sk-serial"
+max_concurrent_requests = 1
+"""
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Service:
+    path = tmp_path / "keys.toml"
+    path.write_text(KEYS)
+    return service(gate=make_gate(Settings(api_key_file=str(path))))
+
+
+def test_without_a_key_no_message_is_even_read(guarded: Service) -> None:
+    with grpc_server(guarded) as address, grpc.insecure_channel(address) as channel:
+        raw = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        for content in (b"\xff\xff\xff", message().SerializeToString()):
+            with pytest.raises(grpc.RpcError) as caught:
+                raw(content, timeout=20)
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_however_a_call_ends_its_key_gets_its_place_back(guarded: Service, stub_of: Callable[[str], Any]) -> None:
+    key = (("authorization", "Bearer sk-serial"),)
+    with grpc_server(guarded) as address:
+        stub = stub_of(address)
+        for wrong in (message("nope"), message(values=3), message("failing"), message("crashing"), message("nothing")):
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.ModelInfer(wrong, metadata=key, timeout=20)
+            assert caught.value.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED
+        call = stub.ModelInfer.future(message("silent"), metadata=key, timeout=20)
+        waiting = taken_by(guarded)
+        released = threading.Event()
+        waiting.stream.on_cancel(released.set)
+        call.cancel()
+        assert released.wait(10)
+        assert any(_is_answered(stub, key) for _ in range(1000))
