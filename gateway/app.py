@@ -24,6 +24,7 @@ from gateway.compound_settings import (
     tls_context,
 )
 from gateway.console_page import console_routes
+from gateway.framework_errors import HANDLERS
 from gateway.front_door import guarded, guarded_metrics, make_gate
 from gateway.kserve_grpc import GrpcServer
 from gateway.kserve_http_infer import HotPath
@@ -124,7 +125,7 @@ class Server:
             forwarded_headers=forward_pattern(settings.http_header_forward_pattern),
             gate=gate,
         )
-        app = FastAPI(title="Tidegate", version=version, redoc_url=None)
+        app = FastAPI(title="Tidegate", version=version, redoc_url=None, exception_handlers=HANDLERS)
         app.router.routes += [
             *health.routes(service.is_server_ready, lambda: True, version),
             *self.metrics.routes(),

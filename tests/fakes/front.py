@@ -13,6 +13,7 @@ from starlette.routing import Route
 from gateway import health, kserve_http
 from gateway.admission import Gate
 from gateway.console_page import console_routes
+from gateway.framework_errors import HANDLERS
 from gateway.front_door import guarded, make_gate
 from gateway.kserve_http_infer import HotPath
 from gateway.kserve_service import Service
@@ -47,7 +48,7 @@ class FrontApp:
         if self.gate is not None:
             find, list_models = partial(self.gate.find_permitted, find), partial(self.gate.only_permitted, list_models)
         self.openai = OpenAI(find, list_models, OpenAIOptions(max_body_bytes=self.max_body_bytes))
-        app = FastAPI()
+        app = FastAPI(exception_handlers=HANDLERS)
         app.router.routes += [
             *health.routes(lambda: True, lambda: True, "0"),
             *console_routes(),
