@@ -5,7 +5,6 @@
 inter-token latency start at 0.5 ms, where vLLM's start at 10.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -76,7 +75,6 @@ _LATENCY = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50,
 _LENGTH = tuple(mantissa * 10**power for power in range(6) for mantissa in (1, 2, 5))
 _LABELS = ("model_name", "engine")
 _ENDS = ("stop", "length", "abort", "error")
-_REQUEST_LOG = logging.getLogger("tidegate.request")
 
 
 class Metrics:
@@ -145,7 +143,7 @@ class EngineMetrics:
 
 
 class _EngineWatch(EngineObserver):
-    """One engine's children of the metrics, looked up once; and the log line of each finished request."""
+    """One engine's children of the metrics, looked up once; """
 
     def __init__(self, metrics: EngineMetrics, model: str, version: str) -> None:
         self._metrics = metrics
@@ -208,20 +206,6 @@ class _EngineWatch(EngineObserver):
         if times.first_token:
             metrics.prefill_time.labels(*labels).observe(times.first_token - times.scheduled)
             metrics.decode_time.labels(*labels).observe(times.last_token - times.first_token)
-        _REQUEST_LOG.info(
-            "generated",
-            extra={
-                "fields": {
-                    "id": request.id,
-                    "model": self._model,
-                    "prompt_tokens": len(request.prompt),
-                    "tokens": num_tokens,
-                    "queue_s": queued,
-                    "compute_s": times.last_token - times.scheduled if times.first_token else 0.0,
-                    "end": reason,
-                }
-            },
-        )
 
     def _gauges(self, stats: EngineStats) -> None:
         self._running.set(stats.num_running)

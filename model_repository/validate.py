@@ -1,6 +1,6 @@
 """`tidegate validate`: what is wrong with a repository, found without starting anything."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from backends.api.errors import ServingError
@@ -13,11 +13,15 @@ from model_repository.findings import ConfigError, Finding, likely
 from model_repository.pbtxt import read_text
 from model_repository.positions import Place, field_places, place_of
 
+LanguageCheck = Callable[[ModelConfig, Path], None]
+"""Raises ServingError for what is wrong with a language model's config or version folder."""
 
-def validate(path: Path) -> list[Finding]:
+
+def validate(path: Path, check_language_model: LanguageCheck | None = None) -> list[Finding]:
     """Everything wrong with a repository, or with the one model whose folder is given; [] if nothing is.
 
-    Model files are not opened: what only they can tell is not asked for.
+    Model files are not opened: what only they can tell is not asked for. `check_language_model` is called for each
+    version of those.
     """
     if not path.is_dir():
         return [Finding(str(path), "no such folder, expected a model repository or a model's folder")]
@@ -27,22 +31,26 @@ def validate(path: Path) -> list[Finding]:
         return [Finding(str(path), error.message)]
     if not folders:
         return [Finding(str(path), "holds no models: expected folders with a config.pbtxt and version folders")]
-    return [finding for folder in folders for finding in _model_findings(folder)]
+    return [finding for folder in folders for finding in _model_findings(folder, check_language_model)]
 
 
 def _is_model(folder: Path) -> bool:
     return layout.config_file(folder) is not None or bool(layout.version_folders(folder))
 
 
-def _model_findings(folder: Path) -> list[Finding]:
+def _model_findings(folder: Path, check: LanguageCheck | None) -> list[Finding]:
     configs = sorted((folder / "configs").glob("*.pbtxt"))
     main = layout.config_file(folder)
     if main is None:
-        return list(_config_findings(folder, b"", str(folder / layout.CONFIG_FILE)))
-    return [finding for file in [main, *configs] for finding in _config_findings(folder, file.read_bytes(), str(file))]
+        return list(_config_findings(folder, b"", str(folder / layout.CONFIG_FILE), check))
+    return [
+        finding
+        for file in [main, *configs]
+        for finding in _config_findings(folder, file.read_bytes(), str(file), check)
+    ]
 
 
-def _config_findings(folder: Path, data: bytes, file: str) -> Iterator[Finding]:
+def _config_findings(folder: Path, data: bytes, file: str, check: LanguageCheck | None) -> Iterator[Finding]:
     try:
         config, refused = read_text(data, file)
     except ConfigError as error:
@@ -61,6 +69,8 @@ def _config_findings(folder: Path, data: bytes, file: str) -> Iterator[Finding]:
         yield Finding(file, problem.message, *place_of(problem.path, places))
     yield from _version_findings(config, folder, chosen, file, places)
     yield from _backend_findings(config, file, places)
+    if config.backend == LLM and check is not None:
+        yield from _language_findings(config, chosen, file, places, check)
 
 
 def _version_findings(
@@ -82,3 +92,13 @@ def _backend_findings(config: ModelConfig, file: str, places: dict[str, Place]) 
     if config.backend and config.backend not in known:
         text = f"this server has no backend '{config.backend}', it has: {', '.join(known)}."
         yield Finding(file, text, *place_of("backend", places), suggestion=likely(config.backend, known))
+
+
+def _language_findings(
+    config: ModelConfig, chosen: list[Path], file: str, places: dict[str, Place], check: LanguageCheck
+) -> Iterator[Finding]:
+    for version in chosen:
+        try:
+            check(config, version)
+        except ServingError as error:
+            yield Finding(file, error.message, *place_of("parameters", places))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -25,6 +26,7 @@ from openai_api.http import (
 from openai_api.options import OpenAIOptions
 from openai_api.sse import EventStream
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
@@ -39,14 +41,14 @@ class Exchange:
         self.id = request_id(scope)
         self._has_callers_id = self.id == header(scope, b"x-request-id")
         self.scope = scope
-        self.note = ""  # what the log line says of the request, set by the work
+        self.fields: dict[str, object] = {}  # what the log line says of the work, set by it
         self._receive = receive
         self._send = send
         self._options = options
         self._started = time.monotonic()
         self._events = EventStream(send, time.monotonic)
         self._has_answered = False
-        self._work: asyncio.Task[None] | None = None
+        self._work: asyncio.Task[object] | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._stopped_by: ServingError | None = None
         self._is_stuck = False
@@ -78,8 +80,8 @@ class Exchange:
         """Answer the request with `work(body)`; whatever happens is answered, logged, or both."""
         try:
             limits = self._options
-            body = await read_body(self.scope, self._receive, limits.max_body_bytes, limits.body_timeout)
-            await self._race(work(body))
+            reading = read_body(self.scope, self._receive, limits.max_body_bytes, limits.body_timeout)
+            await self._race(work(await self._stoppable(reading)))
             ending = "ok"
         except ClientGoneError:
             ending = "not_read" if self._is_stuck else "left"
@@ -95,13 +97,24 @@ class Exchange:
             if self._keeper is not None:
                 self._keeper.cancel()
         took = time.monotonic() - self._started
-        logger.info("request=%s path=%s %s took_s=%.4g end=%s", self.id, self.scope["path"], self.note, took, ending)
+        fields = {"request": self.id, "path": self.scope["path"], **self.fields, "took_s": took, "end": ending}
+        logger.info("answered", extra={"fields": fields})
 
     def stop(self, error: ServingError) -> None:
         """End the request with `error`, if it is not answered yet."""
         self._stopped_by = error
         if self._work is not None:
             self._work.cancel()
+
+    async def _stoppable(self, work: Coroutine[object, object, T]) -> T:
+        """What `work` returns, unless `stop` comes first."""
+        task = self._work = asyncio.create_task(work)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            raise self._stopped_by or shutting_down() from None
+        finally:
+            task.cancel()
 
     async def _race(self, work: Coroutine[object, object, None]) -> None:
         """Run `work` until it ends or the client leaves. Raises what it raised, or why it was ended."""

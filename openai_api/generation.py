@@ -36,6 +36,13 @@ class Generation:
         for choice in self.choices:
             choice.request.stream.cancel("the client left")
 
+    def as_fields(self) -> dict[str, object]:
+        """For a log line. Times in seconds since the request arrived, of its first choice; 0.0 where it did not get there."""
+        request = self.choices[0].request
+        reached = {"queue_s": request.times.scheduled, "first_token_s": request.times.first_token}
+        times = {name: max(time - request.arrived, 0.0) for name, time in reached.items()}
+        return {**self.usage.as_fields(), **times}
+
     async def fold(self) -> list[tuple[Choice, Delta]]:
         """Each choice with the whole of its stream. Raises ServingError when one fails."""
         folded = []

@@ -110,7 +110,7 @@ async def _serve(
     finally:
         generation.close()
         caller.spend(generation.usage.prompt + generation.usage.completion)
-        exchange.note = f"id={identity.id} model={identity.model} {generation.usage.in_words()}"
+        exchange.fields = {"id": identity.id, "model": identity.model, **generation.as_fields()}
 
 
 async def _prepare(

@@ -23,6 +23,6 @@ class Usage:
             "completion_tokens_details": {"reasoning_tokens": self.reasoning},
         }
 
-    def in_words(self) -> str:
+    def as_fields(self) -> dict[str, object]:
         """For a log line."""
-        return f"prompt_tokens={self.prompt} completion_tokens={self.completion} cached_tokens={self.cached}"
+        return {"prompt_tokens": self.prompt, "completion_tokens": self.completion, "cached_tokens": self.cached}

@@ -7,6 +7,7 @@ import msgspec
 
 from backends.api.errors import Code, ServingError
 from backends.api.request import GenerateRequest
+from backends.lm.parameters import Parser, flag, number, read, whole
 from scheduler.frames import EngineLimits
 from scheduler.pace import Pace
 
@@ -29,17 +30,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str], model_name: str) -> Self:
         """From a ModelConfig's parameters; those of others are left alone. Raises ServingError(INVALID)."""
-        mine = {name: parameters[name] for name in cls.__struct_fields__ if name in parameters}
-        try:
-            options = msgspec.convert(mine, cls, strict=False)
-        except msgspec.ValidationError as error:
-            raise ServingError(Code.INVALID, f"model '{model_name}': parameters {mine}: {error}") from error
-        for name, low in _LEAST.items():
-            value = getattr(options, name)
-            if not value >= low:
-                raise ServingError(
-                    Code.INVALID, f"model '{model_name}': parameter '{name}' must be at least {low}, got {value}"
-                )
+        options = cls(**read(_PARSERS, parameters, model_name))
         if options.max_num_batched_tokens < options.max_num_seqs:
             raise ServingError(
                 Code.INVALID,
@@ -53,12 +44,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         return Pace(itl_target=self.itl_target_ms / 1000 or None)
 
 
-_LEAST: dict[str, float] = {
-    "max_num_seqs": 1,
-    "max_num_batched_tokens": 1,
-    "max_num_queued_reqs": 0,
-    "max_num_queued_tokens": 0,
-    "itl_target_ms": 0.0,
+_PARSERS: dict[str, Parser] = {
+    "max_num_seqs": whole(1, 4096),
+    "max_num_batched_tokens": whole(1, 1 << 20),
+    "enable_prefix_caching": flag,
+    "max_num_queued_reqs": whole(0, 1 << 30),
+    "max_num_queued_tokens": whole(0, 1 << 40),
+    "itl_target_ms": number(0, 1e6),
+    "seed": whole(0, (1 << 63) - 1),
 }
 
 

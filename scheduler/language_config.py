@@ -1,19 +1,22 @@
 """What the configuration of a language model may say: what is not acted on is refused, never ignored."""
 
 from collections.abc import Iterator
-from dataclasses import fields
 from difflib import get_close_matches
+from pathlib import Path
 
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
+from backends.lm.location import find_model
+from backends.lm.options import PARAMETERS as MODEL_PARAMETERS
 from backends.lm.options import LmOptions
 from scheduler.engine_options import EngineOptions
 
-PARAMETERS = frozenset({field.name for field in fields(LmOptions)} | {*EngineOptions.__struct_fields__})
+PARAMETERS = MODEL_PARAMETERS | {*EngineOptions.__struct_fields__}
 
 
 def check_language_config(config: ModelConfig) -> None:
-    """Raises ServingError: INVALID for a parameter nobody knows, UNSUPPORTED for a field that an LLM does not act on."""
+    """Raises ServingError: INVALID for a parameter nobody knows or with a wrong value, UNSUPPORTED for a field that an
+    LLM does not act on."""
     for name in config.parameters:
         if name not in PARAMETERS:
             near = get_close_matches(name, PARAMETERS, n=1)
@@ -21,6 +24,14 @@ def check_language_config(config: ModelConfig) -> None:
             raise ServingError(Code.INVALID, f"model '{config.name}': unknown parameter '{name}'{hint}", param=name)
     for text in _not_acted_on(config):
         raise ServingError(Code.UNSUPPORTED, f"model '{config.name}': backend 'llm' {text}")
+    LmOptions.from_parameters({"model": ".", **config.parameters}, config.name)
+    EngineOptions.from_parameters(config.parameters, config.name)
+
+
+def check_language_model(config: ModelConfig, folder: Path) -> None:
+    """What can be said of a model and its version's folder without loading it. Raises ServingError as a load would."""
+    check_language_config(config)
+    find_model(config.parameters.get("model", "."), folder)
 
 
 def _not_acted_on(config: ModelConfig) -> Iterator[str]:

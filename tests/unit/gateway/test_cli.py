@@ -50,3 +50,16 @@ def test_a_repository_without_faults_is_valid_and_one_without_models_is_not(
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "config.pbtxt").write_text('backend: "identity"')
     assert run(monkeypatch, "validate", str(tmp_path)) == 0
+
+
+def test_validate_knows_the_parameters_of_a_language_model_and_looks_for_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    config = tmp_path / "m" / "config.pbtxt"
+    config.write_text('backend: "llm" parameters { key: "max_num_seqs" value { string_value: "abc" } }')
+    assert run(monkeypatch, "validate", str(tmp_path)) == 1
+    assert "'max_num_seqs': expected a whole number from 1 to 4096, got 'abc'" in capsys.readouterr().out
+    config.write_text('backend: "llm"')
+    assert run(monkeypatch, "validate", str(tmp_path)) == 1
+    assert "expected config.json or a .gguf file" in capsys.readouterr().out

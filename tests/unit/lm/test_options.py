@@ -17,7 +17,6 @@ def test_parameters_become_typed_options() -> None:
             "dtype": "float32",
             "max_model_len": "2048",
             "kv_cache_memory_bytes": "1.5G",
-            "enable_prefix_caching": "False",
             "deterministic": "1",
             "max_num_queued_reqs": "7",
         },
@@ -28,7 +27,6 @@ def test_parameters_become_typed_options() -> None:
         dtype="float32",
         max_model_len=2048,
         kv_cache_memory_bytes=3 << 29,
-        enable_prefix_caching=False,
         deterministic=True,
     )
 
@@ -38,12 +36,11 @@ def test_parameters_become_typed_options() -> None:
     [
         ("dtype", "int8", "one of auto, float32, bfloat16, float16"),
         ("max_model_len", "many", "a whole number from 0 to 16777216"),
-        ("max_num_seqs", "0", "a whole number from 1 to 4096"),
         ("block_size", "1" * 30, "a whole number from 1 to 1024"),
         ("kv_cache_memory_bytes", "12", "a number of bytes of at least 65536"),
         ("kv_cache_memory_bytes", "-1G", "a number of bytes"),
         ("gpu_memory_utilization", "nan", "a number above 0, up to 1"),
-        ("enable_prefix_caching", "yes", "true or false"),
+        ("deterministic", "yes", "true or false"),
         ("attention_backend", "flash", "one of auto, numba, gather, varlen, reference"),
         ("model", " ", "a folder, a .gguf file or package:NAME"),
     ],

@@ -198,10 +198,12 @@ def test_a_prompt_that_is_too_long_says_so_to_programs():
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"max_num_seqs": "0"}, "'max_num_seqs' must be at least 1, got 0"),
-        ({"max_num_seqs": "many"}, "max_num_seqs"),
+        ({"max_num_seqs": "0"}, "'max_num_seqs': expected a whole number from 1 to 4096, got '0'"),
+        ({"max_num_seqs": "many"}, "'max_num_seqs': expected a whole number from 1 to 4096, got 'many'"),
         ({"max_num_batched_tokens": "8", "max_num_seqs": "16"}, r"must be at least 'max_num_seqs' \(16\)"),
-        ({"itl_target_ms": "-1"}, "itl_target_ms"),
+        ({"itl_target_ms": "-1"}, "'itl_target_ms': expected a number from 0 to 1e"),
+        ({"itl_target_ms": "nan"}, "itl_target_ms"),
+        ({"seed": "-1"}, "seed"),
         ({"enable_prefix_caching": "perhaps"}, "enable_prefix_caching"),
     ],
 )
