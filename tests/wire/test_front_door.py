@@ -83,7 +83,19 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
         pytest.skip("needs openssl to make a certificate")
     folder = tmp_path_factory.mktemp("tls")
     files = str(folder / "cert.pem"), str(folder / "key.pem")
-    options = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    options = [
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
     names = ["-addext", "subjectAltName=IP:127.0.0.1"]
     subprocess.run(
         ["openssl", *options, *names, "-out", files[0], "-keyout", files[1]], check=True, capture_output=True
