@@ -329,7 +329,7 @@ class PythonInstance:
         elif response is not None:
             response.final = False
             run.batch.put(index, response)
-            self._grant(frame.request, run, index)
+            self._count_response(frame.request, run, index)
         if frame.final or not run.batch.is_open(index):
             self._forget(frame.request)
 
@@ -355,12 +355,15 @@ class PythonInstance:
 
     # Slow readers, deadlines, hangs
 
+    def _count_response(self, number: int, run: Run, index: int) -> None:
+        """A response has come; half a window later the model needs leave to send more."""
+        self._granted[number] -= 1
+        if self._granted[number] <= self._limits.window // 2:
+            self._grant(number, run, index)
+
     def _grant(self, number: int, run: Run, index: int) -> None:
         """Let the model send on, unless the reader lags behind."""
-        self._granted[number] -= 1
         half = self._limits.window // 2
-        if self._granted[number] > half:
-            return
         if run.batch.requests[index].stream.num_waiting > half:
             self._slow.add(number)
             return
@@ -383,9 +386,7 @@ class PythonInstance:
     def _look(self) -> None:
         now = time.monotonic()
         for number in list(self._slow):
-            run, index = self._requests[number]
-            self._granted[number] += 1
-            self._grant(number, run, index)
+            self._grant(number, *self._requests[number])
         for number in [number for number, deadline in self._timed.items() if deadline <= now]:
             run, index = self._requests[number]
             run.batch.fail(index, _too_late(run.batch.requests[index]))
