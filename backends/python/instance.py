@@ -86,6 +86,8 @@ class PythonInstance:
     ) -> None:
         self.placement = placement
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake_lock = threading.Lock()
+        self._is_closed = False
         self.gate = _PollingGate(self)
         self._names = names  # model and version
         self._outputs = outputs
@@ -110,7 +112,7 @@ class PythonInstance:
         try:
             self._process, self._is_async = start(self)
         except BaseException:
-            os.close(self.wake_fd)
+            self._close_wake()
             raise
         self._born = time.monotonic()
 
@@ -132,10 +134,9 @@ class PythonInstance:
         if self._process is None:
             batch.fail_all(self._unhealthy())
             return
-        run = self._begin(batch)
+        self._begin(batch)
         limit = self._limits.concurrency if self._is_async else 1
         self.poll_until(lambda: self._num_executing < limit)
-        del run
 
     def drain(self) -> None:
         self.poll_until(lambda: not self._requests and not self._num_executing)
@@ -150,7 +151,12 @@ class PythonInstance:
             self._process.end(self._limits.finalize if self._finalized else 0.0)
             self._process = None
         self._calls.close(self)
-        os.close(self.wake_fd)
+        self._close_wake()
+
+    def _close_wake(self) -> None:
+        with self._wake_lock:
+            self._is_closed = True
+            os.close(self.wake_fd)
 
     # On any thread
 
@@ -160,10 +166,9 @@ class PythonInstance:
         self.wake()
 
     def wake(self) -> None:
-        try:
-            os.eventfd_write(self.wake_fd, 1)
-        except OSError:
-            return  # closed: nobody is there to be woken
+        with self._wake_lock:  # a closed descriptor's number is soon somebody else's
+            if not self._is_closed:
+                os.eventfd_write(self.wake_fd, 1)
 
     # On the instance's thread
 
@@ -206,10 +211,12 @@ class PythonInstance:
             self._look()
         except ProcessEndedError as error:
             self._on_end(str(error))
-        except ServingError as error:  # a tensor that cannot be: as bad as garbage
+        except Exception as error:  # a frame that makes no sense, or a fault of ours: this thread must not end of it
+            if not isinstance(error, ServingError):
+                _LOG.exception("%s: cannot handle what the model's process says", self.placement.name)
             process, self._process = self._process, None
             if process is not None:
-                self._on_end(f"{error.message}; it was {process.end(0.0)}")
+                self._on_end(f"{error}; it was {process.end(0.0)}")
 
     def _wait(self, until: float) -> None:
         """Without a process there are only notes."""
@@ -237,29 +244,31 @@ class PythonInstance:
             raise ServingError(Code.INTERNAL, f"sent an unexpected {type(frame).__name__}")
         handler(self, frame, unpacker)
 
-    def _begin(self, batch: RequestBatch) -> Run:
+    def _register(self, number: int, run: Run, request: InferenceRequest) -> None:
+        self._requests[number] = (run, number - run.first)
+        if request.deadline is not None:
+            self._timed[number] = request.deadline
+        if self._decoupled:
+            self._granted[number] = self._limits.window
+        request.stream.on_cancel(partial(self.post, partial(self._cancel, number)))
+
+    def _begin(self, batch: RequestBatch) -> None:
         assert self._process is not None
+        packer = self._process.packer()
+        first = self._next_number
+        frames = []
+        for index, request in enumerate(batch.requests):  # whatever is wrong with a tensor shows here, before the rest
+            inputs = [packer.pack(t.name, t.datatype, t.shape, t.data) for t in batch.inputs(index)]
+            frames.append(self._frame(first + index, request, inputs))
         timeout = self._limits.execution
-        run = Run(self._next_run, batch, self._next_number, time.monotonic() + timeout if timeout else inf)
+        run = Run(self._next_run, batch, first, time.monotonic() + timeout if timeout else inf)
         self._next_run += 1
-        self._next_number += len(batch.requests)
+        self._next_number += len(frames)
         self._runs[run.number] = run
         self._num_executing += 1
-        packer = self._process.packer()
-        frames = []
-        for index, request in enumerate(batch.requests):
-            number = run.first + index
-            self._requests[number] = (run, index)
-            if request.deadline is not None:
-                self._timed[number] = request.deadline
-            if self._decoupled:
-                self._granted[number] = self._limits.window
-            inputs = [packer.pack(t.name, t.datatype, t.shape, t.data) for t in batch.inputs(index)]
-            frames.append(self._frame(number, request, inputs))
         self._process.send(Batch(run.number, frames), packer)
-        for index, request in enumerate(batch.requests):
-            request.stream.on_cancel(partial(self.post, partial(self._cancel, run.first + index)))
-        return run
+        for number, request in enumerate(batch.requests, first):
+            self._register(number, run, request)
 
     def _frame(self, number: int, request: InferenceRequest, inputs: list[Any]) -> RequestFrame:
         flags = (_FLAG_START if request.sequence_start else 0) | (_FLAG_END if request.sequence_end else 0)

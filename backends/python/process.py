@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,8 @@ class ModelProcess:
             code = self._process.wait(grace) if grace else self._killed()
         except subprocess.TimeoutExpired:
             code = self._killed()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # what it started must not outlive it
         self._log_lines()
         if self._line:
             log.info("%s: %s", self._model, self._line.decode(errors="replace"))

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from backends.api.errors import Code, ServingError
@@ -399,3 +400,38 @@ class TritonPythonModel:
         ((sent,),) = await ask(model, [0])
         assert 3 <= sent <= 3 + 2 * 32 + 1
         assert model.statistics.snapshot().failures[Failure.CANCELED] == 1
+
+
+async def test_a_frame_that_makes_no_sense_is_taken_for_garbage(tmp_path: Path) -> None:
+    source = """
+from backends.python.frames import Register, Opened
+from backends.python.runtime import runtime
+class TritonPythonModel:
+    def execute(self, requests):
+        value = requests[0].inputs()[0].as_numpy()
+        if value.flat[0] == -1:
+            runtime().link.send(Register(1, "a family nobody made", "", "counter", {}, []))
+        if value.flat[0] == -2:
+            runtime().link.send(Opened(True))
+        return [pb.InferenceResponse([pb.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+    async with loaded(tmp_path) as models:
+        model = await models.load("m", source)
+        assert "is not healthy" in (await failure(model, [-1])).message
+        assert "is not healthy" in (await failure(model, [-2])).message
+        assert await ask(model, [3]) == [[3]]
+
+
+async def test_what_a_model_started_ends_with_it(tmp_path: Path) -> None:
+    source = """
+import subprocess
+class TritonPythonModel:
+    def initialize(self, args):
+        self.helper = subprocess.Popen(["sleep", "1000"])
+    def execute(self, requests):
+        return [pb.InferenceResponse([pb.Tensor("OUT", np.array([[self.helper.pid]], np.int32))]) for r in requests]
+"""
+    async with loaded(tmp_path) as models:
+        ((pid,),) = await ask(await models.load("m", source))
+        helper = psutil.Process(pid)
+    assert not helper.is_running() or helper.status() == psutil.STATUS_ZOMBIE
