@@ -17,10 +17,10 @@ class TritonPythonModel:
     def initialize(self, args):
         config = json.loads(args["model_config"])
         pb_utils.Logger.log_info(f"{args['model_instance_name']} answers batches of {config['max_batch_size']}")
-        family = pb_utils.MetricFamily(
+        self.family = pb_utils.MetricFamily(
             name="upper_bytes_total", description="Bytes of text put in upper case", kind=pb_utils.MetricFamily.COUNTER
         )
-        self.num_bytes = family.Metric(labels={"model": args["model_name"], "version": args["model_version"]})
+        self.num_bytes = self.family.Metric(labels={"model": args["model_name"], "version": args["model_version"]})
 
     def execute(self, requests):
         responses = []
