@@ -49,34 +49,32 @@ def _is_socket(fd):
 """
 
 
-@pytest.mark.parametrize(
-    ("value", "code", "text"),
-    [
-        (-1, Code.INTERNAL, "Failed to process the request(s) for model 'm_0_0', message: RuntimeError: all of them"),
-        (-2, Code.INVALID, "this one"),
-        (-3, Code.INTERNAL, "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0"),
-        (-4, Code.INTERNAL, "output 'OUT' has shape [2, 1], expected 1 rows"),
-        (-5, Code.INTERNAL, "Expected a list in the execute return, found type 'int'."),
-        (-6, Code.INTERNAL, "Expected an 'InferenceResponse' object in the execute function return list"),
-        (-7, Code.INTERNAL, "Stub process 'm_0_0' is not healthy."),
-        (-8, Code.INTERNAL, "Stub process 'm_0_0' is not healthy."),
-        (-9, Code.INTERNAL, "Stub process 'm_0_0' is not healthy."),
-        (-10, Code.INTERNAL, "message: SystemExit: 1"),
-        (-11, Code.INTERNAL, "the model dropped a request without a final response"),
-        (-12, Code.INTERNAL, "Stub process 'm_0_0' is not healthy."),
-        (-13, Code.INTERNAL, "the model gave no output 'OUT'"),
-    ],
-)
-async def test_a_failure_is_told_to_its_request_and_the_model_goes_on(
-    tmp_path: Path, value: int, code: Code, text: str
-) -> None:
+FAILURES = [
+    (-1, Code.INTERNAL, "Failed to process the request(s) for model 'm_0_0', message: RuntimeError: all of them"),
+    (-2, Code.INVALID, "this one"),
+    (-3, Code.INTERNAL, "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0"),
+    (-4, Code.INTERNAL, "output 'OUT' has shape [2, 1], expected 1 rows"),
+    (-5, Code.INTERNAL, "Expected a list in the execute return, found type 'int'."),
+    (-6, Code.INTERNAL, "Expected an 'InferenceResponse' object in the execute function return list"),
+    (-7, Code.INTERNAL, "Stub process 'm_0_0' is not healthy."),
+    (-8, Code.INTERNAL, "Stub process 'm_0_0' is not healthy."),
+    (-9, Code.INTERNAL, "Stub process 'm_0_0' is not healthy."),
+    (-10, Code.INTERNAL, "message: SystemExit: 1"),
+    (-11, Code.INTERNAL, "the model dropped a request without a final response"),
+    (-12, Code.INTERNAL, "Stub process 'm_0_0' is not healthy."),
+    (-13, Code.INTERNAL, "the model gave no output 'OUT'"),
+]
+
+
+async def test_a_failure_is_told_to_its_request_and_the_model_goes_on(tmp_path: Path) -> None:
     async with loaded(tmp_path) as models:
         model = await models.load("m", SWITCH)
-        error = await failure(model, [value], outputs=[RequestedOutput("OUT")])
-        assert (error.code, text in error.message) == (code, True), error
-        assert await ask(model, [7]) == [[7]]
+        for value, code, text in FAILURES:
+            error = await failure(model, [value], outputs=[RequestedOutput("OUT")])
+            assert (error.code, text in error.message) == (code, True), (value, error)
+            assert await ask(model, [7]) == [[7]]
         counts = model.statistics.snapshot()
-        assert (counts.fail.count, counts.success.count) == (1, 1)
+        assert (counts.fail.count, counts.success.count) == (len(FAILURES), len(FAILURES))
 
 
 async def test_requests_that_wait_together_are_executed_together_and_each_gets_its_own(tmp_path: Path) -> None:
