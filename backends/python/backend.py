@@ -17,9 +17,10 @@ from backends.python.calls import Calls, NoServices, Services
 from backends.python.custom_metrics import CustomMetrics
 from backends.python.environment import Environments
 from backends.python.frames import Complete, Completed, Failed, Initialize, Initialized, Log, Open, Opened
-from backends.python.instance import Limits, PythonInstance, Supervisor
+from backends.python.instance import PythonInstance
 from backends.python.options import PythonOptions
 from backends.python.process import ModelProcess, ProcessEndedError
+from backends.python.supervisor import Supervisor
 
 _LOOK = 0.5  # seconds between two looks at whether a load was given up
 
@@ -88,13 +89,7 @@ class PythonBackend:
             placement,
             (config.name, self._version),
             [spec.name for spec in config.outputs],
-            Limits(
-                options.max_concurrency,
-                options.execution_timeout_secs,
-                options.abandoned_timeout_secs,
-                options.finalize_timeout_secs or math.inf,
-                options.response_window,
-            ),
+            options,
             self._start,
             Calls(self._services, self.metrics),
             self.supervisor,

@@ -11,7 +11,8 @@ from typing import Any, cast
 
 from backends.python.frames import Answers, Batch, ErrorFrame, Executed, Log
 from backends.python.packing import Packer, Unpacker
-from backends.python.pb_request import InferenceRequest, InferenceResponse
+from backends.python.pb_request import InferenceRequest
+from backends.python.pb_response import InferenceResponse
 from backends.python.runtime import RequestState, Runtime, current_batch, take_tensor
 
 

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import select
 import threading
 import time
 from collections import deque
@@ -33,24 +32,16 @@ from backends.python.frames import (
     RequestFrame,
     Response,
 )
+from backends.python.gate import PollingGate
+from backends.python.options import PythonOptions
 from backends.python.packing import Unpacker
 from backends.python.process import ModelProcess, ProcessEndedError
 from backends.python.responses import error_of, outcome_of
+from backends.python.supervisor import Supervisor
 
 _LOG = logging.getLogger("tidegate.model")
 _SLOW_READER = 0.005  # seconds between two looks at whether a slow reader has made room
 _FLAG_START, _FLAG_END = 1, 2
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """See `PythonOptions`."""
-
-    concurrency: int
-    execution: float
-    abandoned: float
-    finalize: float
-    window: int
 
 
 @dataclass(slots=True, eq=False)
@@ -77,10 +68,10 @@ class PythonInstance:
         placement: Placement,
         names: tuple[str, str],
         outputs: list[str],
-        limits: Limits,
+        options: PythonOptions,
         start: Callable[["PythonInstance"], tuple[ModelProcess, bool]],
         calls: Calls,
-        supervisor: "Supervisor",
+        supervisor: Supervisor,
         *,
         decoupled: bool,
     ) -> None:
@@ -88,10 +79,10 @@ class PythonInstance:
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wake_lock = threading.Lock()
         self._is_closed = False
-        self.gate = _PollingGate(self)
+        self.gate = PollingGate(self)
         self._names = names  # model and version
         self._outputs = outputs
-        self._limits = limits
+        self._options = options
         self._start = start
         self._calls = calls
         self._supervisor = supervisor
@@ -135,7 +126,7 @@ class PythonInstance:
             batch.fail_all(self._unhealthy())
             return
         self._begin(batch)
-        limit = self._limits.concurrency if self._is_async else 1
+        limit = self._options.max_concurrency if self._is_async else 1
         self.poll_until(lambda: self._num_executing < limit)
 
     def drain(self) -> None:
@@ -143,12 +134,13 @@ class PythonInstance:
 
     def close(self) -> None:
         process = self._process
+        grace = self._options.finalize_timeout_secs or inf
         if process is not None:
             process.send(Finalize())
-            end = time.monotonic() + self._limits.finalize
+            end = time.monotonic() + grace
             self.poll_until(lambda: self._finalized or self._process is None or time.monotonic() >= end, end)
         if self._process is not None:
-            self._process.end(self._limits.finalize if self._finalized else 0.0)
+            self._process.end(grace if self._finalized else 0.0)
             self._process = None
         self._calls.close(self)
         self._close_wake()
@@ -192,7 +184,7 @@ class PythonInstance:
     @property
     def has_room(self) -> bool:
         """Whether another batch could begin now."""
-        return len(self.executing) < (self._limits.concurrency if self._is_async else 1)
+        return len(self.executing) < (self._options.max_concurrency if self._is_async else 1)
 
     def poll_until(self, done: Callable[[], bool], until: float = inf) -> None:
         """Do what there is to do until `done`; `until` is when to look again at the latest."""
@@ -249,7 +241,7 @@ class PythonInstance:
         if request.deadline is not None:
             self._timed[number] = request.deadline
         if self._decoupled:
-            self._granted[number] = self._limits.window
+            self._granted[number] = self._options.response_window
         request.stream.on_cancel(partial(self.post, partial(self._cancel, number)))
 
     def _begin(self, batch: RequestBatch) -> None:
@@ -260,7 +252,7 @@ class PythonInstance:
         for index, request in enumerate(batch.requests):  # whatever is wrong with a tensor shows here, before the rest
             inputs = [packer.pack(t.name, t.datatype, t.shape, t.data) for t in batch.inputs(index)]
             frames.append(self._frame(first + index, request, inputs))
-        timeout = self._limits.execution
+        timeout = self._options.execution_timeout_secs
         run = Run(self._next_run, batch, first, time.monotonic() + timeout if timeout else inf)
         self._next_run += 1
         self._next_number += len(frames)
@@ -367,17 +359,17 @@ class PythonInstance:
     def _count_response(self, number: int, run: Run, index: int) -> None:
         """A response has come; half a window later the model needs leave to send more."""
         self._granted[number] -= 1
-        if self._granted[number] <= self._limits.window // 2:
+        if self._granted[number] <= self._options.response_window // 2:
             self._grant(number, run, index)
 
     def _grant(self, number: int, run: Run, index: int) -> None:
         """Let the model send on, unless the reader lags behind."""
-        half = self._limits.window // 2
+        half = self._options.response_window // 2
         if run.batch.requests[index].stream.num_waiting > half:
             self._slow.add(number)
             return
         self._slow.discard(number)
-        count = self._limits.window - self._granted[number]
+        count = self._options.response_window - self._granted[number]
         self._granted[number] += count
         self.send(Grant(number, count))
 
@@ -421,8 +413,8 @@ class PythonInstance:
         self._slow.discard(number)
         run, _ = known
         self._drop_if_over(run)
-        if run.executing and run.batch.is_over and self._limits.abandoned:
-            run.abandoned = time.monotonic() + self._limits.abandoned
+        if run.executing and run.batch.is_over and self._options.abandoned_timeout_secs:
+            run.abandoned = time.monotonic() + self._options.abandoned_timeout_secs
 
     def _drop_if_over(self, run: Run) -> None:
         if run.batch.is_over and not run.executing:
@@ -452,100 +444,6 @@ class PythonInstance:
         return ServingError(
             Code.INTERNAL, f"Stub process '{self.placement.name}' is not healthy.", reason="process_ended"
         )
-
-
-class _PollingGate:
-    """Where the instance's thread waits for work: what the process has to say is heard meanwhile."""
-
-    def __init__(self, instance: PythonInstance) -> None:
-        self._instance = instance
-        self._is_open = False
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        if blocking:
-            until = time.monotonic() + timeout if timeout >= 0 else inf
-            self._instance.poll_until(lambda: self._is_open or time.monotonic() >= until, until)
-        opened, self._is_open = self._is_open, False
-        return opened
-
-    def release(self) -> None:
-        self._is_open = True
-        self._instance.wake()
-
-
-class Supervisor:
-    """What the instances of a model share: whether any of them is alive, and how a dead one comes back.
-
-    A process is started again after `first` seconds, doubled with every further failure up to `longest`, anew after
-    a life of `stable` seconds. When none is left and a start has failed, the model is down until one succeeds.
-    """
-
-    def __init__(self, *, first: float = 0.1, longest: float = 30.0, stable: float = 30.0) -> None:
-        self.stopping = threading.Event()
-        self.on_down: Callable[[ServingError], None] = lambda error: None
-        self.on_up: Callable[[], None] = lambda: None
-        self._first, self._longest, self._stable = first, longest, stable
-        self._lock = threading.Lock()
-        self._num_alive = 0
-        self._num_failures: dict[PythonInstance, int] = {}
-        self.num_restarts = 0
-
-    def started(self) -> None:
-        with self._lock:
-            self._num_alive += 1
-
-    def pause(self, fd: int, timeout: float | None) -> None:
-        """Wait for the eventfd and reset it, for an instance that has no process any more."""
-        if select.select([fd], [], [], timeout)[0]:
-            os.eventfd_read(fd)
-
-    def restart(
-        self,
-        instance: PythonInstance,
-        life: float,
-        start: Callable[[PythonInstance], tuple[ModelProcess, bool]],
-    ) -> tuple[ModelProcess, bool] | None:
-        """A new process once one has started; None when the model is being closed."""
-        with self._lock:
-            self._num_alive -= 1
-        failures = 0 if life >= self._stable else self._num_failures.get(instance, 0)
-        while True:
-            delay = min(self._first * 2.0 ** min(failures, 32), self._longest) if failures else 0.0
-            failures += 1
-            self._num_failures[instance] = failures
-            if self.stopping.wait(delay):
-                return None
-            try:
-                started = start(instance)
-            except ServingError as error:
-                instance.lose()
-                if self.stopping.is_set():
-                    return None
-                _LOG.error("%s: cannot be started again: %s", instance.placement.name, error.message)
-                self._failed(instance, error)
-                continue
-            self._succeeded()
-            return started
-
-    def _failed(self, instance: PythonInstance, error: ServingError) -> None:
-        with self._lock:
-            if self._num_alive:
-                return
-        name = instance.placement.name
-        self.on_down(
-            ServingError(
-                Code.UNAVAILABLE,
-                f"Stub process '{name}' is not healthy. It cannot be started again: {error.message}",
-                reason="process_ended",
-                retry_after=1.0,
-            )
-        )
-
-    def _succeeded(self) -> None:
-        with self._lock:
-            self._num_alive += 1
-            self.num_restarts += 1
-        self.on_up()
 
 
 def _no_answer() -> ServingError:

@@ -1,16 +1,23 @@
-"""`pb_utils`' requests, responses and response senders."""
+"""`pb_utils`' requests, of callers and to other models."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
-from backends.python.frames import Call, ErrorFrame, RequestFrame, Response, ResponseFrame
+from backends.python.frames import Call, RequestFrame
 from backends.python.packing import Packer
-from backends.python.pb_tensor import Tensor, TritonError, TritonModelException, code_name, error_of
+from backends.python.pb_response import (
+    InferenceResponse,
+    InferenceResponseSender,
+    ResponseIterator,
+    check_parameters,
+    is_cancelled_now,
+    response_of,
+)
+from backends.python.pb_tensor import Tensor, TritonError, TritonModelException
 from backends.python.runtime import NO_BATCH, PendingCall, RequestState, current_batch, runtime
 
-FINAL = 1
 SEQUENCE_START, SEQUENCE_END = 1, 2
 RELEASE_ALL, RELEASE_RESCHEDULE = 1, 2
 
@@ -31,47 +38,6 @@ class InferenceTrace:
 
     def get_context(self) -> str:
         return self._context
-
-
-class InferenceResponse:
-    """Output tensors, or an error."""
-
-    __slots__ = ("_error", "_parameters", "_tensors")
-
-    def __init__(
-        self,
-        output_tensors: Sequence[Tensor] = (),
-        error: TritonError | None = None,
-        parameters: Mapping[str, Any] | None = None,
-    ) -> None:
-        for tensor in output_tensors:
-            if not isinstance(tensor, Tensor):
-                raise TypeError(f"output_tensors: expected Tensor objects, found {type(tensor).__name__}")
-        if error is not None and not isinstance(error, TritonError):
-            raise TypeError(f"error: expected a TritonError, found {type(error).__name__}")
-        self._tensors = list(output_tensors)
-        self._error = error
-        self._parameters = dict(parameters or {})
-        if self._parameters:
-            check_parameters(self._parameters)
-
-    def output_tensors(self) -> list[Tensor]:
-        return self._tensors
-
-    def has_error(self) -> bool:
-        return self._error is not None
-
-    def error(self) -> TritonError | None:
-        return self._error
-
-    def parameters(self) -> str:
-        return json.dumps(self._parameters)
-
-    def pack(self, packer: Packer) -> ResponseFrame:
-        if self._error is not None:
-            return ResponseFrame([], self._parameters, ErrorFrame(code_name(self._error), self._error.message()))
-        tensors = [packer.pack(t._name, t._datatype, t._shape, t.contents) for t in self._tensors]
-        return ResponseFrame(tensors, self._parameters, None)
 
 
 class InferenceRequest:
@@ -166,7 +132,7 @@ class InferenceRequest:
 
     def is_cancelled(self) -> bool:
         """Whether the caller has left. Seen here as soon as the server knows it."""
-        return _is_cancelled(self._arrived())
+        return is_cancelled_now(self._arrived())
 
     def set_release_flags(self, flags: int) -> None:
         if flags == RELEASE_RESCHEDULE:
@@ -220,100 +186,6 @@ class InferenceRequest:
         if self._state is None:
             raise TritonModelException("this request was made here: only one that came from a caller has a sender")
         return self._state
-
-
-class InferenceResponseSender:
-    """Sends a request's responses, from any thread. Kept by the model for as long as it has something to send."""
-
-    __slots__ = ("_state",)
-
-    def __init__(self, state: RequestState) -> None:
-        self._state = state
-
-    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send a response, the last one with TRITONSERVER_RESPONSE_COMPLETE_FINAL.
-
-        Waits while the caller reads too slowly. After the caller has left, responses go nowhere.
-        """
-        state = self._state
-        owner = state.runtime
-        if state.closed:
-            raise TritonModelException("Unable to send response. Response sender has been closed.")
-        if flags not in (0, FINAL):
-            raise TritonModelException(f"Unable to send response. Unsupported flag provided: {flags}")
-        if response is None and not flags:
-            raise TritonModelException(
-                "Inference Response object must be provided when the response flags is set to zero."
-            )
-        if response is not None and not isinstance(response, InferenceResponse):
-            raise TypeError(f"send() takes an InferenceResponse, found {type(response).__name__}")
-        if response is not None and state.num_sent and not owner.decoupled:
-            raise TritonModelException(
-                "Unable to send response. Non-decoupled model cannot send more than one response."
-            )
-        if response is not None:
-            self._wait_for_room()
-            state.num_sent += 1
-        if flags:
-            state.close()
-        elif state.cancelled:
-            return
-        number, kept = state.number, None if state.cancelled else response
-        owner.link.send_packed(
-            lambda packer: Response(number, None if kept is None else kept.pack(packer), bool(flags))
-        )
-
-    def is_cancelled(self) -> bool:
-        return _is_cancelled(self._state)
-
-    def _wait_for_room(self) -> None:
-        state = self._state
-        if state.credits <= 0:
-            state.runtime.link.wait(lambda: state.credits > 0 or state.cancelled)
-        state.credits -= 1
-
-
-class ResponseIterator:
-    """The responses of a decoupled call, for `for` and `async for`."""
-
-    def __init__(self, call: PendingCall) -> None:
-        self._call = call
-
-    def __iter__(self) -> Iterator[InferenceResponse]:
-        while (taken := runtime().next_response(self._call)) is not None:
-            yield response_of(*taken)
-
-    async def __aiter__(self) -> AsyncIterator[InferenceResponse]:
-        while True:
-            await runtime().news_of(self._call)
-            taken = runtime().take(self._call)
-            if taken is None:
-                return
-            yield response_of(*taken)
-
-    def cancel(self) -> None:
-        """The rest is not wanted."""
-        runtime().cancel_call(self._call)
-
-
-def response_of(tensors: list[Tensor], frame: ResponseFrame) -> InferenceResponse:
-    error = None if frame.error is None else error_of(*frame.error)
-    return InferenceResponse(tensors, error, frame.parameters)
-
-
-def check_parameters(parameters: Mapping[str, Any]) -> None:
-    for name, value in parameters.items():
-        if not isinstance(name, str) or not isinstance(value, bool | int | float | str):
-            raise TritonModelException(
-                f"Expect parameters keys to have type str and values to have type bool/int/float/str, "
-                f"found {name!r} of type {type(value).__name__}"
-            )
-
-
-def _is_cancelled(state: RequestState) -> bool:
-    if not state.cancelled and not state.closed:
-        state.runtime.link.read_ready()
-    return state.cancelled
 
 
 def _no_response(model: str) -> InferenceResponse:

@@ -15,14 +15,8 @@ from backends.python.pb_config import (
     triton_to_numpy_type,
     using_decoupled_model_transaction_policy,
 )
-from backends.python.pb_request import (
-    InferenceRequest,
-    InferenceResponse,
-    InferenceResponseSender,
-    InferenceTrace,
-    PreferredMemory,
-    ResponseIterator,
-)
+from backends.python.pb_request import InferenceRequest, InferenceTrace, PreferredMemory
+from backends.python.pb_response import InferenceResponse, InferenceResponseSender, ResponseIterator
 from backends.python.pb_services import (
     Logger,
     LogLevel,

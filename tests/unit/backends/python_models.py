@@ -14,7 +14,7 @@ from backends.api.request import InferenceRequest, InferenceResponse
 from backends.api.tensor import Tensor
 from backends.python.backend import PythonBackend, config_texts
 from backends.python.calls import Services
-from backends.python.instance import Supervisor
+from backends.python.supervisor import Supervisor
 from model_repository.complete import complete
 from model_repository.pbtxt import parse_json, parse_text, to_json
 from scheduler.alarm import Alarm
