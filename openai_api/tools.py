@@ -13,6 +13,8 @@ from openai_api.structured import Constraint, schema_grammar
 
 MAX_TOOLS = 128
 MAX_CALLS = 16  # that a forced answer may make: a small model would go on for ever
+# keywords that say themselves which members there may be
+_OPENING = frozenset({"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref", "minProperties"})
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -35,8 +37,9 @@ class Tool:
 
     @property
     def constraint(self) -> Constraint:
+        """What its arguments must be, in the form that forced calls write them."""
         param = f"tools[{self.place}].function.parameters"
-        return schema_grammar(self.schema, param), param
+        return schema_grammar(compact(self.schema), param), param
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class ToolUse:
         for place, tool in enumerate(self.tools):
             head = json.dumps(f'{{"name": "{tool.name}", "parameters": ')
             rules.append(f'call{place}: {head} arguments{place} "}}"')
-            rules.append(f"arguments{place}: %json {_compact(tool.schema)}")
+            rules.append(f"arguments{place}: %json {json.dumps(compact(tool.schema), ensure_ascii=False)}")
         return Grammar("lark", "\n".join(rules))
 
 
@@ -168,7 +171,16 @@ def _bad_choice(what: str) -> ServingError:
     return invalid("invalid_value", "tool_choice", f"'tool_choice': {what}")
 
 
-def _compact(schema: dict[str, object]) -> str:
-    """On one line, as a part of a larger grammar; arguments come without white space to spare."""
-    spacing = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    return json.dumps({**schema, "x-guidance": spacing}, ensure_ascii=False)
+def compact(schema: dict[str, object]) -> dict[str, object]:
+    """The schema for arguments without white space to spare, and without members it does not name unless it speaks of
+    them: a small model would invent some."""
+    closed: dict[str, object] = {} if _may_add(schema) else {"additionalProperties": False}
+    spacing = {"whitespace_pattern": None, "whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    return {**schema, **closed, "x-guidance": spacing}
+
+
+def _may_add(schema: dict[str, object]) -> bool:
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(properties, dict) or not properties or not isinstance(required, list):
+        return True
+    return not schema.keys().isdisjoint(_OPENING) or not properties.keys() >= {str(name) for name in required}

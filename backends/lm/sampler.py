@@ -1,6 +1,6 @@
 """From a step's logits to tokens, each sequence by its own settings, whoever shares the batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,12 +9,10 @@ import torch
 from backends.api.request import SamplingParams, TokenLogprobs
 from backends.lm.sampler_choice import NO_TOKEN, RowSampler, greedy, greedy_all
 from backends.lm.sampler_logprobs import token_logprobs
+from backends.lm.sampler_mask import Masks, apply_mask
 from backends.lm.sampler_row import SamplingRow
 from backends.lm.sampler_torch import BatchParams, draw_batch, greedy_batch
 from backends.lm.sampler_uniform import as_seed, uniforms
-
-Masks = Mapping[int, np.ndarray]
-"""Line -> (ceil(vocab / 32),) int32, bit t % 32 of word t // 32 set where token t is allowed (llguidance's layout)."""
 
 
 @dataclass(slots=True)
@@ -207,12 +205,12 @@ def _edit_row(values: np.ndarray, state: SamplingRow, pending: Sequence[int], ma
     """Edits, then the mask. Where the two leave no token, the mask alone: a ban may not break a grammar."""
     if mask is None:
         state.edit(values, pending)
-        return
-    forbidden = np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(values)] == 0
-    if state.edits_logits:
+    elif state.edits_logits:
         before = values.copy()
         state.edit(values, pending)
-        values[forbidden] = -np.inf
+        apply_mask(values, mask)
         if np.isneginf(values.max()):
             values[:] = before
-    values[forbidden] = -np.inf
+            apply_mask(values, mask)
+    else:
+        apply_mask(values, mask)

@@ -18,6 +18,7 @@ from backends.lm import grammar as grammars
 from backends.lm.grammar import MAX_TEXT, check_grammar
 from backends.lm.grammar_compiler import GrammarCompiler, guidance_vocabulary
 from backends.lm.grammar_rows import GrammarRows
+from backends.lm.sampler_mask import apply_mask
 from tests.unit.openai_api.scripted import EOS, TOKENIZER
 
 VOCAB = TOKENIZER.vocab_size + 3  # padded, as models are
@@ -289,3 +290,13 @@ def test_whatever_the_schema_the_answer_validates_or_the_schema_is_refused(value
         compiler.close()
     if text is not None:
         jsonschema.validate(json.loads(text), value)
+
+
+@given(st.integers(1, 1200), st.integers(0, 2**32), st.sampled_from([0.0, 0.001, 0.02, 0.5, 1.0]))
+def test_a_mask_leaves_what_it_allows_and_nothing_else(size, seed, share):
+    draw = np.random.default_rng(seed)
+    allowed = draw.random(-(-size // 32) * 32) < share
+    values = draw.standard_normal(size).astype(np.float32)
+    expected = np.where(allowed[:size], values, -np.inf)
+    apply_mask(values, np.packbits(allowed, bitorder="little").view(np.int32))
+    assert np.array_equal(values, expected)
