@@ -210,6 +210,17 @@ async def test_keys_and_prompts_stay_out_of_logs(front: FrontApp, caplog: pytest
         assert secret not in caplog.text
 
 
+async def test_an_operator_may_have_the_first_characters_of_requests_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    front = FrontApp(Settings(log_request_chars=12))
+    async with front.client() as client:
+        await client.post(
+            "/v1/completions", content=b'{"prompt":"a\n\xc3\xa9bc"}', headers={"content-type": "application/json"}
+        )
+    assert 'bytes=19 body="{\\"prompt\\":\\"a"' in caplog.text
+    assert "bc" not in caplog.text
+
+
 async def test_without_keys_everyone_may_do_everything() -> None:
     front = FrontApp()
     assert front.gate is None
