@@ -213,5 +213,7 @@ def _repository_options(settings: Settings) -> RepositoryOptions:
 
 def _openai_options(settings: Settings) -> OpenAIOptions:
     return OpenAIOptions(
-        max_body_bytes=settings.http_max_input_size, keep_alive_interval=settings.sse_keep_alive_interval
+        max_body_bytes=settings.http_max_input_size,
+        keep_alive_interval=settings.sse_keep_alive_interval,
+        log_request_chars=settings.log_request_chars,
     )

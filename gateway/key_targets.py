@@ -12,7 +12,8 @@ _HEALTH = frozenset(
     {"/health", "/v1/health", "/health/ready", "/health/live", "/ping", "/v2/health/live", "/v2/health/ready"}
 )
 _WORK = frozenset({"infer", "generate", "generate_stream"})
-_READERS = frozenset({Face.KSERVE, Face.ADMIN})
+_OPENAI, _KSERVE, _ADMIN = frozenset({Face.OPENAI}), frozenset({Face.KSERVE}), frozenset({Face.ADMIN})
+_READERS = _KSERVE | _ADMIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ def http_target(method: str, path: str, *, guard_metrics: bool) -> Target | None
         return Target(EVERY_FACE) if guard_metrics else None
     if path == "/v2" or path.startswith("/v2/"):
         return _kserve_target(reads, path.split("/"))
-    return Target(frozenset({Face.OPENAI}), is_work=not reads)
+    return Target(_OPENAI, is_work=not reads)
 
 
 def _kserve_target(reads: bool, parts: list[str]) -> Target:
@@ -47,10 +48,10 @@ def _kserve_target(reads: bool, parts: list[str]) -> Target:
             return Target(_READERS, is_overview=True)
         return Target(_READERS, _model(parts))
     if parts[2:3] == ["models"] and parts[-1] in _WORK:
-        return Target(frozenset({Face.KSERVE}), _model(parts), is_work=True)
+        return Target(_KSERVE, _model(parts), is_work=True)
     if parts[2:3] == ["repository"] and parts[-1] == "index":
         return Target(_READERS, is_overview=True)
-    return Target(frozenset({Face.ADMIN}), _model(parts))
+    return Target(_ADMIN, _model(parts))
 
 
 def _model(parts: list[str]) -> str:
@@ -69,7 +70,7 @@ def grpc_target(message: Any) -> Target | None:
     if rpc in ("ServerLive", "ServerReady"):
         return None
     if rpc == "ModelInfer":
-        return Target(frozenset({Face.KSERVE}), message.model_name, is_work=True)
+        return Target(_KSERVE, message.model_name, is_work=True)
     if rpc == "RepositoryIndex":
         return Target(_READERS, is_overview=True)
     if rpc in _READS:
@@ -77,4 +78,4 @@ def grpc_target(message: Any) -> Target | None:
         return Target(_READERS, name, is_overview=rpc == "ModelStatistics" and not name)
     if rpc.endswith("SharedMemoryStatus") or (rpc in _SETTINGS and not message.settings):
         return Target(_READERS)
-    return Target(frozenset({Face.ADMIN}), getattr(message, "model_name", ""))
+    return Target(_ADMIN, getattr(message, "model_name", ""))

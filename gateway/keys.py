@@ -41,7 +41,7 @@ class Key:
     priority: int = 0
 
     def may_use(self, model: str) -> bool:
-        return any(fnmatchcase(model, pattern) for pattern in self.models)
+        return self.may_use_all or any(fnmatchcase(model, pattern) for pattern in self.models)
 
     @property
     def may_use_all(self) -> bool:

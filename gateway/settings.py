@@ -156,6 +156,9 @@ class Settings:
         "log", "default: text for people; ISO8601: text with UTC dates; json: an object a line", "default"
     )
     log_file: str = _setting("log", "write logs to this file instead of standard error", "")
+    log_request_chars: int = _setting(
+        "log", "how many characters of each OpenAI request's body are logged, prompts and all", 0
+    )
     id: str = _setting("general", "name of this server, as clients see it in its metadata", "tidegate")
     exit_timeout_secs: float = _setting("general", "how long a stop waits for requests in flight", 30.0)
 
@@ -167,6 +170,7 @@ class Settings:
         _check_range("model_load_thread_count", self.model_load_thread_count, 1, 1024)
         _check_range("http_max_input_size", self.http_max_input_size, 1, 1 << 40)
         _check_range("sse_keep_alive_interval", self.sse_keep_alive_interval, 0, 3600)
+        _check_range("log_request_chars", self.log_request_chars, 0, 1_000_000)
         if bool(self.http_server_cert) != bool(self.http_server_key):
             raise SettingsError("--http-server-cert and --http-server-key go together")
         if self.load_model and self.model_control_mode != "explicit":

@@ -1,6 +1,7 @@
 """One HTTP request and its answer: body in, a client that may leave, errors in the right place, one log line."""
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -81,7 +82,10 @@ class Exchange:
         try:
             limits = self._options
             reading = read_body(self.scope, self._receive, limits.max_body_bytes, limits.body_timeout)
-            await self._race(work(await self._stoppable(reading)))
+            body = await self._stoppable(reading)
+            if limits.log_request_chars:
+                self._log_body(body, limits.log_request_chars)
+            await self._race(work(body))
             ending = "ok"
         except ClientGoneError:
             ending = "not_read" if self._is_stuck else "left"
@@ -150,6 +154,10 @@ class Exchange:
                 await tell()
         except TimeoutError:
             self._is_stuck = True
+
+    def _log_body(self, body: bytes, limit: int) -> None:
+        text = body[: 4 * limit].decode("utf-8", "replace")[:limit]  # a character has at most four bytes
+        logger.info("request=%s path=%s bytes=%d body=%s", self.id, self.scope["path"], len(body), json.dumps(text))
 
     def _headers(self) -> Headers:
         return [(b"x-request-id", self.id.encode())]

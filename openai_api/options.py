@@ -10,6 +10,7 @@ class OpenAIOptions:
     `request_timeout` None: a request may wait and run as long as its client stays. `keep_alive_interval` 0: no
     heartbeats. `max_choices` bounds `n`, `max_prompts` the prompts of a text completion and also prompts times `n`.
     `strict_max_tokens`: refuse a `max_tokens` that does not fit beside the prompt instead of clamping it.
+    `log_request_chars` of each body are logged: 0, or what the operator wants to see of what people write.
     """
 
     max_body_bytes: int = 16 * 2**20
@@ -21,3 +22,4 @@ class OpenAIOptions:
     max_prompts: int = 1024
     max_messages: int = 4096
     strict_max_tokens: bool = False
+    log_request_chars: int = 0

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -42,10 +43,10 @@ class TextService:
     workers: Executor
 
     async def off_loop(self, body: bytes, function: Callable[[], T]) -> T:
-        """`function()`, which takes time in proportion to `body`."""
+        """`function()`, which takes time in proportion to `body`, for the same caller wherever it runs."""
         if len(body) <= INLINE_BODY:
             return function()
-        return await asyncio.get_running_loop().run_in_executor(self.workers, function)
+        return await asyncio.get_running_loop().run_in_executor(self.workers, copy_context().run, function)
 
     async def check_constraints(self, options: GenerationOptions) -> None:
         """Raises ServingError for a grammar that no answer can be held to. Off the loop: a bad one may take long."""

@@ -193,6 +193,7 @@ class EnsembleRun:
             sequence_end=asked.sequence_end,
             priority=asked.priority,
             deadline=asked.deadline,
+            cache_salt=asked.cache_salt,
         )
         request.times.received = time.monotonic()
         self._step_times.append(request.times)

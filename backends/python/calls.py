@@ -137,6 +137,7 @@ class Calls:
             sequence_end=bool(asked.flags & 2),
             timeout_us=asked.timeout_us,
             deadline=max(filter(None, deadlines)) if deadlines and None not in deadlines else None,
+            cache_salt="+".join(sorted({parent.cache_salt for parent in parents})),  # of a mixed batch: only its own
         )
         request.outputs = _requested(asked.outputs)
         deliver = partial(self._deliver_later, instance, self._life, frame.call)

@@ -41,8 +41,7 @@ function row({ name, version, state, reason }) {
     {},
     make("th", { scope: "row", textContent: name }),
     make("td", { textContent: version || "–" }),
-    make("td", {}, make("span", { className: `state ${state ?? ""}`, textContent: state || "not loaded" })),
-    make("td", { className: "reason", textContent: reason ?? "" }),
+    make("td", {}, make("div", { className: `state ${state ?? ""}`, textContent: state || "not loaded" }), make("div", { className: "reason", textContent: reason ?? "" })),
     make("td", { className: "actions" }, ...actions),
   );
 }
@@ -136,7 +135,7 @@ async function run() {
     } else {
       show(await json(`${tried.path}/infer`, { body }));
     }
-    say("try-status", `${tried.isDecoupled ? `${count} outputs` : "answered"} in ${milliseconds(performance.now() - started)}`);
+    say("try-status", `${tried.isDecoupled ? `${count} ${count === 1 ? "output" : "outputs"}` : "answered"} in ${milliseconds(performance.now() - started)}`);
   } catch (error) {
     say("try-status", error.message, true);
   }

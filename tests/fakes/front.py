@@ -47,7 +47,11 @@ class FrontApp:
         find, list_models = texts.find, texts.list
         if self.gate is not None:
             find, list_models = partial(self.gate.find_permitted, find), partial(self.gate.only_permitted, list_models)
-        self.openai = OpenAI(find, list_models, OpenAIOptions(max_body_bytes=self.max_body_bytes))
+        self.openai = OpenAI(
+            find,
+            list_models,
+            OpenAIOptions(max_body_bytes=self.max_body_bytes, log_request_chars=self.settings.log_request_chars),
+        )
         app = FastAPI(exception_handlers=HANDLERS)
         app.router.routes += [
             *health.routes(lambda: True, lambda: True, "0"),

@@ -9,6 +9,7 @@ import pytest
 from backends.api.errors import Code
 from backends.api.statistics import Failure
 from gateway.custom_metrics import custom_families
+from tests.fakes.kserve import echo, identity, silent
 from tests.unit.backends.python_models import DECOUPLED, ONE_INT, PATIENCE, ask, failure, loaded, request
 
 DOUBLE = """
@@ -201,6 +202,19 @@ async def test_a_deadline_goes_down_to_the_models_that_were_called(tmp_path: Pat
         assert error.code is Code.DEADLINE
         while not inner.statistics.snapshot().fail.count:
             await asyncio.sleep(0.001)
+
+
+async def test_the_caller_s_cache_salt_goes_down_to_the_models_that_were_called(tmp_path: Path) -> None:
+    async with loaded(tmp_path) as models:
+        inner = identity("inner", "INT32", behaviour=silent)
+        models.repository.models["inner"] = inner
+        outer = await models.load("outer", forward("inner"))
+        asked = request((1,), cache_salt="salt")
+        outer.infer(asked)
+        nested = await asyncio.to_thread(inner.silenced.get, timeout=PATIENCE)
+        assert nested.cache_salt == "salt"
+        echo(inner, nested)
+        assert await anext(asked.stream)
 
 
 async def test_a_call_that_would_wait_for_itself_is_refused(tmp_path: Path) -> None:

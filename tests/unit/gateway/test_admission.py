@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -92,8 +93,6 @@ async def test_health_the_page_and_preflights_need_no_key(front: FrontApp) -> No
 
 
 async def test_metrics_can_be_guarded(settings: Settings) -> None:
-    from dataclasses import replace
-
     front = FrontApp(replace(settings, metrics_require_key=True))
     async with front.client() as client:
         assert (await client.get("/metrics")).status_code == 401
@@ -137,6 +136,15 @@ async def test_a_key_for_some_models_sees_and_uses_those_alone(front: FrontApp) 
     assert not front.other.requests
 
 
+@pytest.mark.parametrize("length", [10, 100_000])
+async def test_rights_go_along_to_the_threads_that_large_bodies_are_read_on(front: FrontApp, length: int) -> None:
+    text = "a" * length
+    allowed = await post(front, "sk-some", "/tokenize", {"model": "chat", "prompt": text})
+    assert allowed.status_code == 200
+    refused = await post(front, "sk-some", "/tokenize", {"model": "other", "prompt": text})
+    assert code_of(refused) == (403, "model_not_allowed")
+
+
 async def test_a_key_s_slots_are_given_back_however_requests_end(settings: Settings) -> None:
     gated = hello("chat")
     gated.gate = asyncio.Semaphore(0)
@@ -175,8 +183,6 @@ async def test_each_key_has_its_own_part_of_the_prefix_cache(front: FrontApp, se
 
 
 async def test_an_operator_may_let_keys_share_prefixes(settings: Settings) -> None:
-    from dataclasses import replace
-
     front = FrontApp(replace(settings, share_prefix_cache=True))
     for key in ("sk-all", "sk-second"):
         await chat(front, key)
@@ -202,6 +208,17 @@ async def test_keys_and_prompts_stay_out_of_logs(front: FrontApp, caplog: pytest
     assert "refused path=/v1/chat/completions code=invalid_api_key" in caplog.text
     for secret in ("sk-all", "sk-not-a-key", "private matter"):
         assert secret not in caplog.text
+
+
+async def test_an_operator_may_have_the_first_characters_of_requests_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    front = FrontApp(Settings(log_request_chars=12))
+    async with front.client() as client:
+        await client.post(
+            "/v1/completions", content=b'{"prompt":"a\n\xc3\xa9bc"}', headers={"content-type": "application/json"}
+        )
+    assert 'bytes=19 body="{\\"prompt\\":\\"a"' in caplog.text
+    assert "bc" not in caplog.text
 
 
 async def test_without_keys_everyone_may_do_everything() -> None:

@@ -119,6 +119,7 @@ async def test_a_step_is_asked_with_what_the_request_said() -> None:
     x, y = Model(model("x")), Model(model("y"))
     served = serve(CHAIN, x, y)
     said: dict[str, Any] = {"id": "r1", "sequence_id": 7, "sequence_start": True, "sequence_end": True, "priority": 2}
+    said["cache_salt"] = "salt"
     await answers(served, ask(parameters={"k": "v"}, deadline=1e9, timeout_us=5, **said))
     for request in (*x.requests, *y.requests):
         assert {name: getattr(request, name) for name in said} == said
