@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from backends.api.base import LiveModel
 from backends.api.errors import Code, ServingError
 from openai_api.errors import invalid, unsupported
-from openai_api.model import TextModel, is_text_model
+from openai_api.model import TextModel, is_text_model, speaks_in_tensors
 
 Find = Callable[[str, str], LiveModel]
 """(name, version or "") -> the model that serves it now. Raises ServingError."""
@@ -33,12 +33,18 @@ class Catalog:
             raise unsupported("model", f"the model '{model_id}' does not generate text", "unsupported_endpoint")
         return model_id, model
 
+    def tensor_model(self, model_id: str) -> tuple[str, LiveModel] | None:
+        """The same for a model that chats in tensors; None for any other. Raises ServingError as `text_model`."""
+        model_id = model_id or self._only_one()
+        model = self._live(model_id)
+        return (model_id, model) if speaks_in_tensors(model) else None
+
     def cards(self) -> dict[str, object]:
         return {"object": "list", "data": [self._card(model_id, model) for model_id, model in self._ids().items()]}
 
     def card(self, model_id: str) -> dict[str, object]:
         """The model object of one id. Raises ServingError as `text_model`."""
-        return self._card(*self.text_model(model_id))
+        return self._card(*(self.tensor_model(model_id) or self.text_model(model_id)))
 
     def _only_one(self) -> str:
         names = {model.config.name for model in self._ids().values()}
@@ -59,12 +65,12 @@ class Catalog:
         except ServingError as error:
             raise _unavailable(error, model_id) from None
 
-    def _ids(self) -> dict[str, TextModel]:
-        """Every id of every text model: the bare name, and each version where there are several."""
-        ids: dict[str, TextModel] = {}
-        by_name: dict[str, list[TextModel]] = {}
+    def _ids(self) -> dict[str, LiveModel]:
+        """Every id of every model that speaks text: the bare name, and each version where there are several."""
+        ids: dict[str, LiveModel] = {}
+        by_name: dict[str, list[LiveModel]] = {}
         for model in self._list():
-            if is_text_model(model):
+            if is_text_model(model) or speaks_in_tensors(model):
                 by_name.setdefault(model.config.name, []).append(model)
         for name, versions in sorted(by_name.items()):
             ids[name] = max(versions, key=lambda model: int(model.version))
@@ -72,7 +78,7 @@ class Catalog:
                 ids |= {f"{name}:{model.version}": model for model in versions}
         return ids
 
-    def _card(self, model_id: str, model: TextModel) -> dict[str, object]:
+    def _card(self, model_id: str, model: LiveModel) -> dict[str, object]:
         return {
             "id": model_id,
             "object": "model",
@@ -80,7 +86,7 @@ class Catalog:
             "owned_by": "tidegate",
             "root": model.config.name,
             "parent": None,
-            "max_model_len": model.max_model_len,
+            "max_model_len": model.max_model_len if is_text_model(model) else None,
             "permission": [],
         }
 

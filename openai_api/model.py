@@ -28,3 +28,11 @@ class TextModel(LiveModel, Protocol):
 def is_text_model(model: LiveModel) -> TypeGuard[TextModel]:
     # not isinstance: checking every member of a protocol takes 20 microseconds, on every request
     return hasattr(model, "generate") and hasattr(model, "tokenizer")
+
+
+PARAMETER, CHAT = "openai", "chat"
+
+
+def speaks_in_tensors(model: LiveModel) -> bool:
+    """Whether it is a model of another kind whose config says that it chats, see `tensor_chat`."""
+    return model.config.parameters.get(PARAMETER) == CHAT and not is_text_model(model)

@@ -22,6 +22,7 @@ from openai_api.logprobs import TokenTexts
 from openai_api.model import TextModel
 from openai_api.options import OpenAIOptions
 from openai_api.prompt import PreparedPrompt, prepare_chat, prepare_completion
+from openai_api.tensor_chat import serve_tensor_chat
 from openai_api.usage import Usage
 from openai_api.wire import read_chat, read_completion
 
@@ -68,6 +69,12 @@ COMPLETION = Form("cmpl", CompletionChunks, completion_answer)
 async def serve_chat(service: TextService, exchange: Exchange, body: bytes) -> None:
     """POST /v1/chat/completions"""
     request = await service.off_loop(body, partial(read_chat, body, service.options))
+    found = service.catalog.tensor_model(request.options.model)
+    if found is not None:
+        exchange.take_id(request.options.request_id)
+        identity = Identity.new(CHAT.id_prefix, found[0], request.options.echo_service_tier)
+        await serve_tensor_chat(exchange, found[1], identity, request)
+        return
     prepare = partial(prepare_chat, request=request, strict=service.options.strict_max_tokens)
     await _serve(service, exchange, body, CHAT, request.options, prepare)
 
