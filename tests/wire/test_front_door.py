@@ -7,13 +7,19 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
+import openai
 import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
 
 from gateway.app import Server
 from gateway.compound_settings import tls_context
 from gateway.settings import Settings, SettingsError
+from tests.fakes.console_server import serving as serving_front
+from tests.fakes.front import FrontApp
 
 KEYS = {"api_keys": ("sk-1",), "admin_api_keys": ("sk-admin",)}
 
@@ -120,3 +126,45 @@ def test_files_that_are_no_certificate_are_refused_at_the_start(tmp_path: Path, 
     with pytest.raises(SettingsError, match="go together"):
         Settings(http_server_cert=certificate[0])
     assert tls_context("", "") is None
+
+
+def test_the_openai_sdk_meets_refusals_as_its_own_errors(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    rights = "models = ['chat']\nrequests_per_minute = 2"
+    path.write_text(f"[[keys]]\nname = 'one'\nkey = 'sk-one'\n{rights}\n")
+    messages: list[Any] = [{"role": "user", "content": "hi"}]
+    with serving_front(FrontApp(Settings(api_key_file=str(path)))) as url:
+
+        def ask(key: str, model: str) -> Any:
+            with openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+                return client.chat.completions.create(model=model, messages=messages)
+
+        with pytest.raises(openai.AuthenticationError) as unknown:
+            ask("sk-two", "chat")
+        assert unknown.value.code == "invalid_api_key"
+        with pytest.raises(openai.PermissionDeniedError) as forbidden:
+            ask("sk-one", "other")
+        assert (forbidden.value.code, forbidden.value.param) == ("model_not_allowed", "model")
+        assert ask("sk-one", "chat").choices[0].message.content == "hello"
+        with pytest.raises(openai.RateLimitError) as limited:
+            ask("sk-one", "chat")
+        assert limited.value.code == "rate_limit_exceeded"
+        assert int(limited.value.response.headers["retry-after"]) >= 1
+
+
+async def test_tritonclient_brings_its_key_as_a_header(tmp_path: Path) -> None:
+    async with serving(tmp_path, **KEYS) as server:
+
+        def ask(key: str) -> bool:
+            client = triton.InferenceServerClient(server.http.url)
+            try:
+                client.get_model_repository_index(headers=bearer(key))
+            except InferenceServerException as error:
+                assert error.status() == "401", error
+                return False
+            finally:
+                client.close()
+            return True
+
+        assert await asyncio.to_thread(ask, "sk-1")
+        assert not await asyncio.to_thread(ask, "sk-2")
