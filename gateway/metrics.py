@@ -143,7 +143,7 @@ class EngineMetrics:
 
 
 class _EngineWatch(EngineObserver):
-    """One engine's children of the metrics, looked up once;"""
+    """One engine's children of the metrics, looked up once."""
 
     def __init__(self, metrics: EngineMetrics, model: str, version: str) -> None:
         self._metrics = metrics

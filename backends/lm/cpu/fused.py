@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from backends.lm.attention import numba_paged as paged
+from backends.lm.attention import paged_args as paged
 from backends.lm.cpu import gates, linear, norms, rotary
 from backends.lm.cpu.bound_tape import Bound, TapeBuilder
 from backends.lm.cpu.memory import aligned
