@@ -69,7 +69,7 @@ async def serve_tensor_chat(exchange: Exchange, model: LiveModel, identity: Iden
     finally:
         asked.stream.cancel("the client left")
         CALLER.get().spend(said.usage.prompt + said.usage.completion)
-        exchange.note = f"id={identity.id} model={identity.model} {said.usage.in_words()}"
+        exchange.fields = {"id": identity.id, "model": identity.model, **said.usage.as_fields()}
 
 
 async def _stream(
