@@ -66,4 +66,6 @@ def _for_choice(sampling: SamplingParams, prompt: PreparedPrompt, sample: int) -
         assert prompt.speech.tags is not None
         grammar = behind_reasoning(sampling.grammar, prompt.speech.tags)
         sampling = msgspec.structs.replace(sampling, grammar=grammar)
+    elif prompt.speech is not None and sampling.grammar is None:
+        sampling = msgspec.structs.replace(sampling, grammar=prompt.speech.grammar)
     return msgspec.structs.replace(with_seed(sampling, sample), max_tokens=prompt.max_tokens, min_tokens=min_tokens)

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, field
 
+from backends.api.request import Grammar
 from openai_api.call_scanner import NamedCall, RequiredCalls
-from openai_api.calls import AutoCalls, CallFormat, CallPiece, CallReader, Parsed
+from openai_api.calls import HERMES, AutoCalls, CallFormat, CallPiece, CallReader, Parsed
 from openai_api.reasoning import ReasoningSplitter, ReasoningTags
-from openai_api.tools import Mode, ToolUse
+from openai_api.tools import Mode, ToolUse, strict_calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,13 @@ class Speech:
     def is_plain(self) -> bool:
         """Whether all text is the answer."""
         return self.tags is None and self._reader() is None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What holds the model's own calls to the schemas of strict tools; None where there are none, or no way to."""
+        if self.tools.mode is not Mode.AUTO or self.format is not HERMES:
+            return None
+        return strict_calls(self.tools) if any(tool.strict for tool in self.tools.tools) else None
 
     @property
     def tag_texts(self) -> tuple[str, ...]:

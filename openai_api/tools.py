@@ -74,6 +74,18 @@ class ToolUse:
         return Grammar("lark", "\n".join(rules))
 
 
+def strict_calls(use: ToolUse) -> Grammar:
+    """Free text with calls in the hermes format, whose arguments satisfy the schema where the tool is strict."""
+    calls = " | ".join(f"call{place}" for place in range(len(use.tools)))
+    rules = ["start: called* TEXT", "TEXT: /(.|\\n)*/", 'begun[lazy]: TEXT "<tool_call>"', f"called: begun ({calls})"]
+    for place, tool in enumerate(use.tools):
+        head = json.dumps(f'\n{{"name": "{tool.name}", "arguments": ')
+        schema = compact(tool.schema) if tool.strict else {"type": "object"}
+        rules.append(f'call{place}: {head} arguments{place} "}}\\n</tool_call>"')
+        rules.append(f"arguments{place}: %json {json.dumps(schema, ensure_ascii=False)}")
+    return Grammar("lark", "\n".join(rules))
+
+
 def read_tools(fields: Fields) -> ToolUse:
     """Raises ServingError for tools and choices that do not fit each other."""
     tools = fields.array("tools", _tool, MAX_TOOLS) or None

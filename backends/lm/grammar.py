@@ -91,7 +91,7 @@ def _problem(grammar: Grammar) -> str:
     if size > MAX_TEXT:
         return f"expected at most {MAX_TEXT} bytes, got {size}"
     try:
-        matcher = compile_grammar(grammar, _bytes_vocabulary())
+        matcher = compile_grammar(grammar, bytes_vocabulary())
     except ServingError as error:
         return error.message
     _try(matcher)
@@ -110,7 +110,7 @@ def _try(matcher: "LLMatcher") -> None:
 
 
 @lru_cache(maxsize=1)
-def _bytes_vocabulary() -> "LLTokenizer":
+def bytes_vocabulary() -> "LLTokenizer":
     from llguidance import LLTokenizer, TokenizerWrapper
 
     return LLTokenizer(TokenizerWrapper(_Bytes()), slices=[])

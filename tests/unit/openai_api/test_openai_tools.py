@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.lm.grammar import check_grammar
+from backends.lm.grammar import bytes_vocabulary, check_grammar, compile_grammar
 from openai_api.call_scanner import RequiredCalls
 from openai_api.calls import HERMES, LLAMA3_JSON, MISTRAL, PYTHONIC, AutoCalls, CallPiece, Parsed, call_format
 from openai_api.fields import Fields
@@ -325,3 +325,25 @@ def test_text_without_calls_is_never_lost(text, cuts):
 def test_the_format_is_told_from_the_template(template, name):
     found = call_format(template)
     assert (found and found.name) == name
+
+
+async def test_strict_tools_are_held_to_their_schemas_when_the_model_decides_too():
+    model = ScriptedModel(says("hi"), chat_template=HERMES_TEMPLATE)
+    async with client_of(model) as client:
+        await client.chat(tools=[tool("weather", strict=True), tool("news")])
+        await client.chat(tools=TOOLS)
+    strict, free = (request.sampling.grammar for request in model.requests)
+    assert free is None
+    assert strict is not None
+    check_grammar(strict, "tools")
+    matcher = compile_grammar(strict, bytes_vocabulary())
+    for text, fits in [
+        ("plain < text", True),
+        ('Ok.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>', True),
+        ('<tool_call>\n{"name": "news", "arguments": {"any": 1}}\n</tool_call>\nbye', True),
+        ('<tool_call>\n{"name": "weather", "arguments": {"town"', False),
+        ('<tool_call>\n{"name": "sports"', False),
+    ]:
+        matcher.reset()
+        assert (matcher.try_consume_tokens(list(text.encode())) == len(text)) == fits, text
+        assert not fits or matcher.is_accepting()
