@@ -1,6 +1,5 @@
 """The token engine: admit, plan, step, commit, emit. One thread, no sockets; forms around it bring requests and take frames."""
 
-import heapq
 import logging
 import random
 import time
@@ -12,6 +11,7 @@ from backends.lm.step import ModelRunner, StepOutput
 from kvcache.blocks import BlockPool
 from kvcache.events import EventLog
 from kvcache.hashes import root_hash
+from scheduler.deadlines import Deadlines
 from scheduler.engine_options import EngineOptions
 from scheduler.frames import Commands, EngineLimits, EngineStats, Failure, NewRequest, StepFrame
 from scheduler.plan import Budget, Plan, commit, plan
@@ -63,7 +63,7 @@ class Engine:
         )
         self._sequences: dict[int, TokenSequence] = {}
         self._preparing = Preparing()
-        self._deadlines: list[tuple[float, int]] = []
+        self._deadlines: Deadlines[int] = Deadlines()
         self._failures: list[tuple[int, Failure]] = []
         self._seeds = random.SystemRandom() if options.seed is None else random.Random(options.seed)
         self._num_failures = 0  # failed steps in a row
@@ -113,7 +113,7 @@ class Engine:
         else:
             self._preparing.add(sequence, prepared)
         if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, request.number))
+            self._deadlines.add(request.deadline, request.number)
 
     def abort(self, number: int) -> None:
         """The request is gone before the next step; nothing if it has ended."""
@@ -161,14 +161,10 @@ class Engine:
         self._runner.close()
 
     def _expire(self, now: float) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, number = heapq.heappop(self._deadlines)
-            sequence = self._sequences.get(number)
-            if sequence is not None:
-                state = (
-                    f"after {sequence.num_generated} tokens" if sequence.scheduled else "while it waited for its turn"
-                )
-                self._fail(sequence, ServingError(Code.DEADLINE, f"the request's deadline passed {state}"))
+        for number in self._deadlines.pop_due(now):
+            sequence = self._sequences[number]
+            state = f"after {sequence.num_generated} tokens" if sequence.scheduled else "while it waited for its turn"
+            self._fail(sequence, ServingError(Code.DEADLINE, f"the request's deadline passed {state}"))
 
     def _take_prepared(self) -> None:
         """Sequences whose grammar is compiled join those that wait; with nothing else to do, waits a moment for one."""
@@ -177,7 +173,7 @@ class Engine:
                 self.schedule.enqueue(sequence)
             else:
                 self._failures.append((sequence.number, Failure.of(_as_serving_error(error))))
-                del self._sequences[sequence.number]
+                self._forget(sequence)
 
     def _update_rows(self, work: Plan) -> None:
         """Tell the runner who holds which row. A sequence it cannot take fails alone."""
@@ -216,7 +212,7 @@ class Engine:
             self._counts.generation_tokens += len(event.tokens)
             if event.finish is not None:
                 self._runner.remove(sequence.row)
-                del self._sequences[sequence.number]
+                self._forget(sequence)
             elif self._propose is not None and sequence.sampling.grammar is None:
                 sequence.drafts = self._propose(sequence)
         for index, error in output.failed.items():
@@ -228,13 +224,17 @@ class Engine:
         self._drop(sequence, has_row=has_row)
 
     def _drop(self, sequence: TokenSequence, *, has_row: bool = True) -> None:
-        del self._sequences[sequence.number]
+        self._forget(sequence)
         if self._preparing.discard(sequence):
             return
         is_running = bool(sequence.blocks)
         self.schedule.remove(sequence)
         if is_running and has_row:
             self._runner.remove(sequence.row)
+
+    def _forget(self, sequence: TokenSequence) -> None:
+        del self._sequences[sequence.number]
+        self._deadlines.discard(sequence.number)
 
     def _stats(self, seconds: float, work: Plan) -> EngineStats:
         schedule, counts = self.schedule, self._counts

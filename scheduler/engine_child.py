@@ -19,6 +19,7 @@ from scheduler.frames import Commands, EngineFrame, FrameBuffer, encode, engine_
 
 log = logging.getLogger(__name__)
 
+_LEVELS = {name: getattr(logging, name) for name in ("INFO", "WARNING", "ERROR", "CRITICAL")}
 _GRACE = 5.0  # seconds between being asked to end, or having closed its socket, and SIGKILL
 
 
@@ -116,9 +117,18 @@ class EngineChild(asyncio.Protocol):
         while data := await self._process.stdout.read(1 << 16):
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                log.info("engine of '%s': %s", model_name, line.decode(errors="replace"))
+                _log_line(model_name, line.decode(errors="replace"))
         if rest:
-            log.info("engine of '%s': %s", model_name, rest.decode(errors="replace"))
+            _log_line(model_name, rest.decode(errors="replace"))
+
+
+def _log_line(model_name: str, line: str) -> None:
+    """At the level the child gave it; what is not a line of its log (a traceback, a library's print) is told as it is."""
+    level, _, message = line.partition(" ")
+    if level in _LEVELS:
+        log.log(_LEVELS[level], "engine of '%s': %s", model_name, message)
+    else:
+        log.info("engine of '%s': %s", model_name, line)
 
 
 def ended_error(reason: str) -> ServingError:
