@@ -31,6 +31,7 @@ from gateway.kserve_http_infer import HotPath
 from gateway.kserve_service import Service
 from gateway.listener import HttpListener
 from gateway.metrics import Metrics
+from gateway.request_log import log_end
 from gateway.settings import Settings
 from gateway.shared_memory import CudaSharedMemory, SharedMemory
 from model_repository.options import RepositoryOptions
@@ -124,6 +125,7 @@ class Server:
             restrictions=restrictions("--http-restricted-api", settings.http_restricted_api),
             forwarded_headers=forward_pattern(settings.http_header_forward_pattern),
             gate=gate,
+            on_end=log_end,
         )
         app = FastAPI(title="Tidegate", version=version, redoc_url=None, exception_handlers=HANDLERS)
         app.router.routes += [
