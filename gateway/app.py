@@ -178,15 +178,18 @@ class Server:
         if self._start is not None and not self._start.done():
             self._start.cancel()
             await asyncio.gather(self._start, return_exceptions=True)
-        await self.openai.drain(grace)
-        try:
-            await asyncio.wait_for(self.repository.close(), timeout=grace + 5.0)
-        except TimeoutError:
-            log.error("some models did not close in time")
+        # together: the models refuse new work at once, by whatever door it comes, while the answers under way end
+        await asyncio.gather(self.openai.drain(grace), self._close_models(grace + 5.0))
         if self._grpc_started:
             await self.grpc.stop(grace_s=1.0)
         await self.http.stop(grace=1.0)
         await self.metrics_http.stop(grace=1.0)
+
+    async def _close_models(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self.repository.close(), seconds)
+        except TimeoutError:
+            log.error("some models did not close in time")
 
 
 def _cache_folder(kind: str) -> Path:
