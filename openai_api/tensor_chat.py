@@ -160,7 +160,8 @@ def _infer_request(model: LiveModel, request: ChatRequest) -> InferenceRequest:
         inputs.append(Tensor("stream", "BOOL", shape, np.full(shape, options.stream)))
     if config.input("sampling_parameters") is not None:
         inputs.append(text("sampling_parameters", json.dumps(_sampling(options))))
-    asked = InferenceRequest(config.name, model.version, inputs)
+    salt = CALLER.get().salted(options.cache_salt)
+    asked = InferenceRequest(config.name, model.version, inputs, cache_salt=salt)
     check_inputs(asked.inputs, config, asked.label)
     return asked
 
