@@ -217,8 +217,7 @@ async def test_an_operator_may_have_the_first_characters_of_requests_logged(capl
         await client.post(
             "/v1/completions", content=b'{"prompt":"a\n\xc3\xa9bc"}', headers={"content-type": "application/json"}
         )
-    assert 'bytes=19 body="{\\"prompt\\":\\"a"' in caplog.text
-    assert "bc" not in caplog.text
+    assert 'bytes=19 body="{\\"prompt\\":\\"a"\n' in caplog.text
 
 
 async def test_without_keys_everyone_may_do_everything() -> None:
