@@ -215,10 +215,9 @@ async def test_an_operator_may_have_the_first_characters_of_requests_logged(capl
     front = FrontApp(Settings(log_request_chars=12))
     async with front.client() as client:
         await client.post(
-            "/v1/completions", content=b'{"prompt":"a\n\xc3\xa9zq"}', headers={"content-type": "application/json"}
+            "/v1/completions", content=b'{"prompt":"a\n\xc3\xa9bc"}', headers={"content-type": "application/json"}
         )
-    assert 'bytes=19 body="{\\"prompt\\":\\"a"' in caplog.text
-    assert "zq" not in caplog.text  # not a hexadecimal digit, as request ids are made of
+    assert 'bytes=19 body="{\\"prompt\\":\\"a"\n' in caplog.text
 
 
 async def test_without_keys_everyone_may_do_everything() -> None:
