@@ -5,7 +5,7 @@ SERVES := .venv/.can-serve
 TESTS := .venv/.can-test
 PACKAGES := backends gateway kvcache model_repository openai_api scheduler
 
-.PHONY: serve test check bench size clean
+.PHONY: serve test test-cases check bench size clean
 
 serve: $(SERVES)
 	$(BIN)/python -m examples.fetch_models
@@ -21,6 +21,17 @@ check: $(TESTS)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "not slow and not gpu and not oracle" tests/unit tests/test_layers.py tests/test_docs.py
+
+# public bug reports as cases, each its own process: `make test-cases CASES=FOLDER SCALE=0.1 ARGS='--only 55'`; FOLDER holds
+# spec/bugs.md and cases/
+CASES ?= shared
+SCALE ?= 1
+test-cases: $(TESTS)
+	$(BIN)/python -m tests.models.build build/case_models $(CASES)/cases/models
+	$(BIN)/python $(CASES)/cases/run_cases.py $(CASES)/spec/bugs.md --models build/case_models --scale $(SCALE) \
+	  --http 127.0.0.1:18500 --grpc 127.0.0.1:18501 --metrics 127.0.0.1:18502 \
+	  --pid-match 'tidegate serve' --worker-match scheduler.engine_process \
+	  --start 'exec $(BIN)/tidegate serve --model-repository {repo} --http-port {http} --grpc-port {grpc} --metrics-port {metrics} --model-control-mode explicit --load-model "*" --exit-timeout-secs 3 --allow-client-shm true' $(ARGS)
 
 bench: $(TESTS)
 	$(BIN)/python -m bench.engine $(ARGS)
