@@ -22,7 +22,7 @@ check: $(TESTS)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "not slow and not gpu and not oracle" tests/unit tests/test_layers.py tests/test_docs.py
 
-# public bug reports as cases, each its own process: `make test-cases CASES=FOLDER SCALE=0.1 ARGS='--only 55'`; FOLDER holds
+# public bug reports as cases, each its own process: `make test-cases CASES=FOLDER SCALE=0.1 ARGS='-n 55'`; FOLDER holds
 # spec/bugs.md and cases/
 CASES ?= shared
 SCALE ?= 1
