@@ -129,7 +129,7 @@ class Server:
         )
         app = FastAPI(title="Tidegate", version=version, redoc_url=None, exception_handlers=HANDLERS)
         app.router.routes += [
-            *health.routes(service.is_server_ready, lambda: True, version),
+            *health.routes(service.is_server_ready, version),
             *self.metrics.routes(),
             *(console_routes() if settings.allow_console else ()),
             *kserve_http.routes(service),

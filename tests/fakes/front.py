@@ -54,7 +54,7 @@ class FrontApp:
         )
         app = FastAPI(exception_handlers=HANDLERS)
         app.router.routes += [
-            *health.routes(lambda: True, lambda: True, "0"),
+            *health.routes(lambda: True, "0"),
             *console_routes(),
             Route("/metrics", _nothing),
             Route("/broken", _broken),
