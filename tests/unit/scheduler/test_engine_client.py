@@ -21,6 +21,8 @@ from scheduler.engine_spec import EngineSpec
 from scheduler.frames import StepFrame
 from tests.fakes.token_runner import make_runner, reference_tokens
 
+pytestmark = pytest.mark.slow  # starts processes
+
 SIZES = {"num_blocks": "4096", "block_size": "4", "max_model_len": "4000", "vocab_size": "97"}
 QUICK = RestartPolicy(first=0.001, longest=0.01)
 
