@@ -91,6 +91,17 @@ def run(engine: Engine, prompts: list[list[int]], num_new: int, first_number: in
     )
 
 
+def loaded_engine(model: str, settings: Sequence[str]) -> tuple[Engine, int]:
+    """An engine in this process, calibrated, and its model's vocabulary size. `settings` are NAME=VALUE of the config."""
+    from scheduler.calibrate import calibrate
+
+    parameters = {"model": model, **dict(pair.split("=", 1) for pair in settings)}
+    options = EngineOptions.from_parameters(parameters, "bench")
+    spec = EngineSpec(model_name="bench", folder=str(Path.cwd()), parameters=parameters, options=options)
+    runner = spec.load_runner(lambda what, done, total: None)
+    return Engine(runner, options, times=calibrate(runner, options)), runner.vocab_size
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", default=DEFAULT_WORKLOADS, help="LENGTHxCLIENTS or SHARED+OWNxCLIENTS")
@@ -100,16 +111,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write every run here")
     arguments = parser.parse_args()
-    parameters = {"model": arguments.model, **dict(pair.split("=", 1) for pair in arguments.set)}
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    from scheduler.calibrate import calibrate
-
     loading = time.monotonic()
-    options = EngineOptions.from_parameters(parameters, "bench")
-    spec = EngineSpec(model_name="bench", folder=str(Path.cwd()), parameters=parameters, options=options)
-    runner = spec.load_runner(lambda what, done, total: None)
-    times = calibrate(runner, options)
-    engine = Engine(runner, options, times=times)
+    engine, vocab_size = loaded_engine(arguments.model, arguments.set)
     print(f"loaded in {time.monotonic() - loading:.1f} s; {arguments.new_tokens} new tokens, {arguments.runs} runs")
     print(f"{'workload':>12} {'tok/s':>18} {'TTFT p50 / p99 ms':>20} {'ITL p50 / p99 ms':>18}")
     records: list[dict[str, Any]] = []
@@ -119,12 +123,12 @@ def main() -> None:
         results = []
         for repeat in range(arguments.runs):
             engine.clear_cache()
-            prompts = workload.prompts(random.Random(repeat), runner.vocab_size)
+            prompts = workload.prompts(random.Random(repeat), vocab_size)
             results.append(run(engine, prompts, arguments.new_tokens, number))
             number += len(prompts)
         records += [{"workload": text, **asdict(result)} for result in results]
         print(row(text, results), flush=True)
-    runner.close()
+    engine.close()
     if arguments.json:
         arguments.json.write_text(json.dumps(records, indent=1))
 
