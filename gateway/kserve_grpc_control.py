@@ -21,7 +21,8 @@ def server_ready(front: Front, message: Any) -> Any:
 
 
 def model_ready(front: Front, message: Any) -> Any:
-    return pb.ModelReadyResponse(ready=front.service.repository.is_ready(message.name, model_version(message.version)))
+    check = front.service.repository.check_ready(message.name, model_version(message.version))
+    return pb.ModelReadyResponse(ready=front.run(check))
 
 
 def server_metadata(front: Front, message: Any) -> Any:

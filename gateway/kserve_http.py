@@ -179,7 +179,7 @@ async def metadata(service: Service, request: Request) -> Response:
 
 
 async def ready(service: Service, request: Request) -> Response:
-    if service.repository.is_ready(*_target(request)):
+    if await service.repository.check_ready(*_target(request)):
         return Response(status_code=200)
     return Response(orjson.dumps({"error": "Model version not ready"}), 400, media_type="application/json")
 

@@ -8,7 +8,6 @@ from typing import Any
 
 REFUSED = (
     "runtime",
-    "sequence_batching.iterative_sequence",
     "ensemble_scheduling.step.model_namespace",
     "cc_model_filenames",
     "model_operations",

@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Mapping
 from functools import partial
 from typing import Any
 
-from backends.api.base import LiveModel
+from backends.api.base import LiveModel, check_ready
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from model_repository import layout
@@ -81,6 +81,11 @@ class Repository:
         """Whether a request would be taken now: a live model whose engine restarts is not ready for the moment."""
         model = self._table.get(name, version)
         return model is not None and bool(getattr(model, "is_ready", True))
+
+    async def check_ready(self, name: str, version: str = "") -> bool:
+        """The same, and the model is asked too where it has a word of its own. On the event loop."""
+        model = self._table.get(name, version)
+        return model is not None and await check_ready(model)
 
     def versions(self, name: str) -> list[str]:
         """The versions that answer, lowest first."""

@@ -22,7 +22,8 @@ TIMED_OUT = "Request timeout expired"
 class Waiting:
     """A request on its way through a scheduler. Requests of unequal `key` never share a batch.
 
-    `timeout` is when its queue policy gives it up, `deadline` when its caller does; inf is never.
+    `timeout` is when its queue policy gives it up, `deadline` when its caller does; inf is never. `again`: it has run and
+    is to run once more. `num_responses` counts those of a decoupled model so far.
     """
 
     request: InferenceRequest
@@ -34,6 +35,8 @@ class Waiting:
     deadline: float = inf
     cache_key: bytes | None = None
     cache_lookup: float = 0.0  # seconds
+    again: bool = False
+    num_responses: int = 0
 
 
 @dataclass(frozen=True, slots=True)

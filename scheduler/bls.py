@@ -14,7 +14,8 @@ from backends.python.calls import NestedCall
 from scheduler.stalls import Work, is_stuck
 
 if TYPE_CHECKING:
-    from backends.python.instance import PythonInstance, Run
+    from backends.python.instance import PythonInstance
+    from backends.python.runs import Run
 
 _LOG = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ class Models(Protocol):
     """The part of the repository that custom models reach."""
 
     def find(self, name: str, version: str = "") -> LiveModel: ...
-    def is_ready(self, name: str, version: str = "") -> bool: ...
+    async def check_ready(self, name: str, version: str = "") -> bool: ...
     async def load(
         self, name: str, config_override: str | None = None, files: Mapping[str, bytes] | None = None
     ) -> None: ...
@@ -136,7 +137,7 @@ class ModelCalls:
         elif operation == "unload":
             await self._models.unload(model, unload_dependents=bool(argument))
         else:
-            value = float(self._models.is_ready(model, argument))
+            value = float(await self._models.check_ready(model, argument))
         done(value, None)
 
     def _check_answerable(self, call: NestedCall, model: LiveModel) -> None:

@@ -74,6 +74,10 @@ class BatchScheduler:
         """Requests that are queued and not yet in a batch."""
         return len(self._queue)
 
+    @property
+    def is_suspended(self) -> bool:
+        return self._suspended is not None
+
     def submit(self, waiting: Waiting) -> None:
         """Queue a request. Raises ServingError: OVERLOADED with a full queue, UNAVAILABLE while closing."""
         refused: list[Waiting] = []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from backends.api.base import LiveModel
+from backends.api.base import LiveModel, check_ready
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from backends.api.request import InferenceRequest, InferenceResponse
@@ -84,10 +84,16 @@ class EnsembleModel:
     def is_ready(self) -> bool:
         """Whether every step's model would take a request now."""
         try:
-            models = [self._parts.find(step.model, step.version) for step in self._parts.graph.steps]
+            return not self._closing and all(getattr(model, "is_ready", True) for model in self._models())
         except ServingError:
             return False
-        return not self._closing and all(getattr(model, "is_ready", True) for model in models)
+
+    async def check_ready(self) -> bool:
+        return all(await asyncio.gather(*map(check_ready, self._models())))
+
+    def _models(self) -> list[LiveModel]:
+        """Those of the steps. Raises ServingError for one that is not there."""
+        return [self._parts.find(step.model, step.version) for step in self._parts.graph.steps]
 
     def infer(self, request: InferenceRequest) -> None:
         """Take a request; its answers come on its stream. Raises ServingError(UNAVAILABLE) once closing."""

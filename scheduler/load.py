@@ -69,6 +69,8 @@ def check_supported(config: ModelConfig) -> None:
     what = None
     if config.decoupled:
         what = f"backend '{config.backend}' gives one answer a request and cannot be decoupled"
+    elif config.sequence_batching is not None and config.sequence_batching.iterative_sequence:
+        what = f"backend '{config.backend}' never asks for a request again (iterative_sequence)"
     elif config.ensemble is not None:
         what = "this scheduler runs no ensembles"
     elif any(spec.is_shape_tensor for spec in (*config.inputs, *config.outputs)):

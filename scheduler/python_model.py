@@ -4,6 +4,7 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
+from backends.api.base import Placement
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from backends.api.request import InferenceRequest
@@ -18,6 +19,7 @@ from scheduler.tensor_model import TensorModel
 from scheduler.warmup import make_requests
 
 _WARM_UP_PATIENCE = 600.0  # seconds
+_READINESS_PATIENCE = 5.0
 
 
 class PythonModel(TensorModel):
@@ -28,6 +30,21 @@ class PythonModel(TensorModel):
     ) -> None:
         super().__init__(config, version, backend, alarm, cache)
         self.backend = backend
+        self._serving: list[PythonInstance] = []
+
+    def make_instance(self, placement: Placement) -> PythonInstance:
+        """One that will serve, on the thread that calls."""
+        instance = self.backend.request_instance(placement)
+        self._serving.append(instance)
+        return instance
+
+    async def check_ready(self) -> bool:
+        """What the model's own `is_ready` says in every instance; one that does not answer in time is not ready."""
+        answers = [asyncio.wrap_future(instance.ask_ready()) for instance in self._serving]
+        try:
+            return all(await asyncio.wait_for(asyncio.gather(*answers), _READINESS_PATIENCE))
+        except TimeoutError:
+            return False
 
     @property
     def custom_metrics(self) -> CustomMetrics:
@@ -77,7 +94,8 @@ async def _start_instances(
             if claim is not None:
                 claims.append(claim)
             serve = model.wait_for_close if group.passive else partial(model.serve_requests, claim)
-            threads.append(InstanceThread(placement, partial(backend.request_instance, placement), serve))
+            make = backend.request_instance if group.passive else model.make_instance
+            threads.append(InstanceThread(placement, partial(make, placement), serve))
         outcomes = await asyncio.gather(
             *(asyncio.wrap_future(thread.ready) for thread in threads), return_exceptions=True
         )

@@ -34,7 +34,6 @@ class RunningBatch:
         self._statistics = statistics
         self._decoupled = decoupled
         self._open = dict.fromkeys(range(len(batch)))  # a set that keeps its order
-        self._num_put = [0] * len(batch)
         self._last_put = 0.0
         self._start = time.monotonic()
 
@@ -115,11 +114,17 @@ class RunningBatch:
             return
         if last is not None:
             self.put(index, last)
-        elif not self._num_put[index]:
+        elif not self._batch[index].num_responses:
             self._count_response(index, "empty_response")
         del self._open[index]
         self._stamp(index)
         self._endings.finished(self._batch[index])
+
+    def reschedule(self, index: int) -> None:
+        """It runs again in a later batch, which the scheduler forms once this one has run."""
+        if index in self._open:
+            del self._open[index]
+            self._batch[index].again = True
 
     def fail(self, index: int, error: ServingError, reason: Failure = Failure.BACKEND) -> None:
         if index not in self._open:
@@ -155,6 +160,7 @@ class RunningBatch:
             return
         now = time.monotonic()
         infer = now - (self._last_put or self._start)
-        self._statistics.responded(self._num_put[index], outcome, infer=infer)
-        self._num_put[index] += 1
+        waiting = self._batch[index]
+        self._statistics.responded(waiting.num_responses, outcome, infer=infer)
+        waiting.num_responses += 1
         self._last_put = now

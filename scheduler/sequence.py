@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from itertools import count
 from math import inf
 
 from backends.api.errors import Code, ServingError
@@ -12,7 +13,8 @@ from scheduler.alarm import Alarm
 from scheduler.batch import Waiting
 from scheduler.dynamic import STOPPING, Seat
 from scheduler.sequence_controls import SequenceControls
-from scheduler.sequence_table import Lane, Refused, SequencePolicy, SequenceTable
+from scheduler.sequence_policy import Lane, SequencePolicy
+from scheduler.sequence_table import Refused, SequenceTable
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_WAIT = 3600.0  # seconds; a thread that wakes early only looks again
@@ -45,6 +47,9 @@ class SequenceScheduler:
         self._lanes: dict[Seat, Lane] = {}
         self._sitting: set[Seat] = set()
         self._armed = inf
+        sequence = config.sequence_batching
+        self._is_iterative = sequence is not None and sequence.iterative_sequence
+        self._numbers = count(1)  # ids of sequences whose callers gave none
         self._closing = False
         self._suspended: ServingError | None = None
 
@@ -58,9 +63,15 @@ class SequenceScheduler:
         """Sequences that hold a slot or wait for one."""
         return self._table.num_sequences
 
+    @property
+    def is_suspended(self) -> bool:
+        return self._suspended is not None
+
     def submit(self, waiting: Waiting) -> None:
         """Queue a request. Raises ServingError: INVALID for one that is none of a sequence, UNAVAILABLE while closing."""
         request = waiting.request
+        if self._is_iterative and not request.sequence_id:
+            request.sequence_id, request.sequence_start = next(self._numbers), True
         if not request.sequence_id:
             raise self._wrong("must specify a non-zero or non-empty correlation ID")
         if waiting.rows != 1:
@@ -151,7 +162,8 @@ class SequenceScheduler:
         for box in boxes:
             assert box.running is not None
             request = box.running.request
-            request.inputs = [*request.inputs, *self._controls.tensors(request, box.slot)]
+            own = self._controls.without(request.inputs) if self._is_iterative else request.inputs
+            request.inputs = [*own, *self._controls.tensors(request, box.slot)]
             batch.append(box.running)
         return batch, wait
 

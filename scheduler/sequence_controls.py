@@ -26,6 +26,7 @@ class SequenceControls:
             if control.false_true is not None
         }
         self._id = next((control for control in controls if control.kind == "CORRID"), None)
+        self._names = {control.name for control in controls} | {SLOT}
         self._with_slots = with_slots
 
     def check(self, request: InferenceRequest) -> None:
@@ -48,6 +49,10 @@ class SequenceControls:
         if self._with_slots:
             tensors.append(_tensor(SLOT, "INT64", 2 * slot + request.sequence_start, self._shape))
         return tensors
+
+    def without(self, inputs: list[Tensor]) -> list[Tensor]:
+        """`inputs` as the client sent them."""
+        return [tensor for tensor in inputs if tensor.name not in self._names]
 
     def empty(self) -> list[Tensor]:
         """The controls of a slot without a request."""

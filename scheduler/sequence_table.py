@@ -9,76 +9,13 @@ in the same box and take a slot when the one before is over.
 """
 
 from collections import deque
-from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
 
 from backends.api.errors import Code, ServingError
-from backends.api.model_config import DirectStrategy, ModelConfig
-from scheduler.batch import BatchPolicy, BatchQueue, Waiting, next_batch
+from scheduler.batch import Waiting
 from scheduler.deadlines import Deadlines
-
-SequenceId = int | str
-
-
-@dataclass(frozen=True, slots=True)
-class SequencePolicy:
-    """`batching` is how the oldest strategy joins requests, None for the direct one. Times in seconds."""
-
-    model: str
-    num_slots: int
-    idle: float
-    max_delay: float
-    min_utilization: float = 0.0
-    batching: BatchPolicy | None = None
-
-    @classmethod
-    def of(cls, config: ModelConfig) -> "SequencePolicy":
-        sequence = config.sequence_batching
-        assert sequence is not None
-        strategy = sequence.strategy
-        idle, delay = sequence.max_sequence_idle_microseconds / 1e6, strategy.max_queue_delay_microseconds / 1e6
-        rows = max(1, config.max_batch_size)
-        if isinstance(strategy, DirectStrategy):
-            return cls(config.name, rows, idle, delay, strategy.minimum_slot_utilization)
-        batching = BatchPolicy(
-            max_rows=config.max_batch_size,
-            preferred=frozenset(strategy.preferred_batch_size or (rows,)),
-            max_delay=delay,
-        )
-        return cls(config.name, strategy.max_candidate_sequences or rows, idle, delay, batching=batching)
-
-
-@dataclass(slots=True, eq=False)
-class Box:
-    """`is_open`: the life that was queued last goes on, so that a request without START may follow.
-
-    `is_over`: the life in the slot ends with the request that is running.
-    """
-
-    id: SequenceId
-    queue: deque[Waiting] = field(default_factory=deque)
-    lane: "Lane | None" = None
-    slot: int = 0
-    running: Waiting | None = None
-    is_open: bool = False
-    is_over: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Lane:
-    number: int
-    slots: list[Box | None]
-
-    @property
-    def num_free(self) -> int:
-        return self.slots.count(None)
-
-    @property
-    def ready(self) -> list[Box]:
-        """Boxes whose next request may run, by slot."""
-        return [box for box in self.slots if box is not None and box.queue and box.running is None]
-
+from scheduler.sequence_policy import Box, Lane, SequenceId, SequencePolicy, next_boxes
 
 Refused = tuple[Waiting, ServingError]
 
@@ -135,7 +72,7 @@ class SequenceTable:
         is_conflict = request.sequence_start and box.is_open
         self._idle.discard(box)
         box.queue.append(waiting)
-        box.is_open = not request.sequence_end
+        box.is_open = not request.sequence_end and not self._policy.iterative
         self.num_waiting += 1
         due = min(waiting.timeout, waiting.deadline)
         if due != inf:
@@ -148,7 +85,7 @@ class SequenceTable:
         ready = lane.ready
         if not ready:
             return [], inf
-        chosen, wait = self._choose(ready, now)
+        chosen, wait = next_boxes(ready, self._policy, now, is_draining=self._is_draining)
         for box in chosen:
             box.running = box.queue.popleft()
             self._leave(box.running)
@@ -166,8 +103,10 @@ class SequenceTable:
                 if box.queue and not box.queue[0].request.sequence_start:
                     refused += self.drop(box.queue[0])
                 box.is_over = True
-            box.running = None
-            if request.sequence_end or box.is_over:
+            waiting, box.running = box.running, None
+            if waiting.again:
+                refused += self._run_again(box, waiting)
+            elif request.sequence_end or box.is_over or self._policy.iterative:
                 self._release(box)
             elif not box.queue:
                 self._rest(box, now)
@@ -240,22 +179,19 @@ class SequenceTable:
         assert sum(len(box.queue) for box in self._boxes.values()) == self.num_waiting
         assert not self._backlog or not any(lane.num_free for lane in self._lanes)
 
-    def _choose(self, ready: list[Box], now: float) -> tuple[list[Box], float]:
-        policy = self._policy
-        if policy.batching is None:
-            oldest = min(ready, key=lambda box: box.queue[0].queued).queue[0]
-            rest = oldest.queued + policy.max_delay - now
-            if rest > 0 and len(ready) < policy.min_utilization * policy.num_slots and not self._is_draining:
-                return [], rest
-            return [box for box in ready if box.queue[0].key == oldest.key], 0.0
-        batching = replace(policy.batching, max_delay=0.0) if self._is_draining else policy.batching
-        queue = BatchQueue(batching)
-        heads = {box.queue[0]: box for box in sorted(ready, key=lambda box: box.queue[0].queued)}
-        for head in heads:
-            # how long each may wait is this table's to say
-            queue.add(head)
-        batch, late, wait = next_batch(queue, batching, now)
-        return [heads[head] for head in (*batch, *late)], wait
+    def _run_again(self, box: Box, waiting: Waiting) -> list[Refused]:
+        """Its queue time-out was for its first run; its deadline holds on."""
+        waiting.again = False
+        if box.is_over:
+            self._release(box)
+            return [(waiting, self._lost(waiting))]
+        waiting.request.sequence_start = False
+        waiting.timeout = inf
+        box.queue.appendleft(waiting)
+        self.num_waiting += 1
+        if waiting.deadline != inf:
+            self._deadlines.add(waiting.deadline, waiting)
+        return []
 
     def _rest(self, box: Box, now: float) -> None:
         if self._is_draining:
@@ -296,6 +232,11 @@ class SequenceTable:
         which = "it" if item is cause else "another of its requests"
         text = f"sequence {request.sequence_id} of model '{self._policy.model}' is over: {which} was cancelled"
         return ServingError(Code.CANCELLED, f"{request.label} {text}")
+
+    def _lost(self, waiting: Waiting) -> ServingError:
+        request = waiting.request
+        text = f"sequence {request.sequence_id} of model '{self._policy.model}' is over: its instance has ended"
+        return ServingError(Code.UNAVAILABLE, f"{request.label} {text}", reason="process_ended")
 
 
 def _life(items: list[Waiting], at: int) -> tuple[int, int]:

@@ -82,6 +82,11 @@ class TensorModel:
         """Requests taken and not yet executing: nv_inference_pending_request_count."""
         return self._scheduler.num_waiting
 
+    @property
+    def is_ready(self) -> bool:
+        """False while no instance is left."""
+        return not self._scheduler.is_suspended
+
     def infer(self, request: InferenceRequest) -> None:
         """Queue a request; its one answer comes on `request.stream`.
 

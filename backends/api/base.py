@@ -104,6 +104,10 @@ class RequestBatch(Protocol):
         """Nothing more comes."""
         ...
 
+    def reschedule(self, index: int) -> None:
+        """The request is to be run once more, in a later batch."""
+        ...
+
     def fail(self, index: int, error: ServingError) -> None: ...
 
     def fail_all(self, error: ServingError) -> None:
@@ -200,8 +204,9 @@ class LiveModel(Protocol):
 
     Requests taken before `close` are answered; `close` returns when they are.
 
-    Fronts also look for what not every model has: `statistics` (a ModelStatistics), `labels` (output -> class names),
-    and `infers_on_any_thread` (True: `infer` need not be called on the event loop).
+    Others also look for what not every model has: `statistics` (a ModelStatistics), `labels` (output -> class names),
+    `infers_on_any_thread` (True: `infer` need not be called on the event loop), `is_ready` (False: not for the moment) and
+    `check_ready`, a coroutine, for one that has to find out.
     """
 
     @property
@@ -215,3 +220,11 @@ class LiveModel(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+async def check_ready(model: LiveModel) -> bool:
+    """Whether a request would be taken now, by the model's own word where it has one."""
+    if not getattr(model, "is_ready", True):
+        return False
+    find_out = getattr(model, "check_ready", None)
+    return find_out is None or bool(await find_out())

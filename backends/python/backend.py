@@ -84,16 +84,9 @@ class PythonBackend:
         return config
 
     def request_instance(self, placement: Placement) -> PythonInstance:
-        config, options = self._config, self._options
+        calls = Calls(self._services, self.metrics)
         instance = PythonInstance(
-            placement,
-            (config.name, self._version),
-            [spec.name for spec in config.outputs],
-            options,
-            self._start,
-            Calls(self._services, self.metrics),
-            self.supervisor,
-            decoupled=config.decoupled,
+            placement, self._config, self._version, self._options, self._start, calls, self.supervisor
         )
         self.supervisor.started()
         self.instances.append(instance)
@@ -108,15 +101,15 @@ class PythonBackend:
         if first is not None:
             first.end(0.0)
 
-    def _start(self, instance: PythonInstance) -> tuple[ModelProcess, bool]:
-        """A process ready to execute, and whether it executes concurrently. Raises ServingError."""
+    def _start(self, instance: PythonInstance) -> tuple[ModelProcess, Initialized]:
+        """A process ready to execute, and what its model can. Raises ServingError."""
         with self._lock:
             process, self._first = self._first, None
         if process is None:
             process, _ = self._open()
-        process.watch(instance.wake_fd)
+        process.watch(instance.mailbox.fd)
         instance.adopt(process)
-        placement = instance.placement
+        placement, sequence = instance.placement, self._config.sequence_batching
         args = {
             "model_config": self._to_json(self._config),
             "model_instance_kind": placement.kind,
@@ -127,12 +120,12 @@ class PythonBackend:
             "model_name": self._config.name,
         }
         try:
-            process.send(Initialize(args, self._config.decoupled, self._options.response_window))
-            initialized = self._await(process, Initialized, instance)
+            process.send(Initialize(args, self._config.decoupled, sequence is not None and sequence.iterative_sequence))
+            initialized: Initialized = self._await(process, Initialized, instance)
         except BaseException:
             process.end(0.0)
             raise
-        return process, initialized.is_async
+        return process, initialized
 
     def _open(self) -> tuple[ModelProcess, bool]:
         try:
@@ -170,7 +163,7 @@ class PythonBackend:
                     case _:
                         raise self._fault(Code.INVALID, "it asks for the server's services before initialize")
             if instance is not None:
-                instance.settle()
+                instance.mailbox.settle()
         raise self._fault(Code.DEADLINE, f"it took longer than {limit:g} s to load")
 
     def _fault(self, code: Code, text: str) -> ServingError:

@@ -146,7 +146,7 @@ class Calls:
         self._services.call(call)
 
     def _deliver_later(self, instance: "PythonInstance", life: int, number: int, outcome: Outcome, final: bool) -> None:
-        instance.post(partial(self._deliver, instance, life, number, outcome, final))
+        instance.mailbox.post(partial(self._deliver, instance, life, number, outcome, final))
 
     def _deliver(self, instance: "PythonInstance", life: int, number: int, outcome: Outcome, final: bool) -> None:
         if life != self._life:
@@ -170,7 +170,7 @@ class Calls:
 
     def _control(self, instance: "PythonInstance", frame: Control) -> None:
         def done(value: float, error: ServingError | None) -> None:
-            instance.post(partial(self._reply, instance, life, frame.call, value, error))
+            instance.mailbox.post(partial(self._reply, instance, life, frame.call, value, error))
 
         life = self._life
         files = {name: base64.b64decode(content) for name, content in frame.files.items()}

@@ -34,6 +34,7 @@ from backends.python.frames import (
 )
 from backends.python.link import Link
 from backends.python.packing import Unpacker
+from backends.python.readiness import Readiness
 from backends.python.runtime import Runtime, set_runtime
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -100,16 +101,21 @@ class Child:
 
     def _initialize(self, order: Initialize) -> None:
         self._runtime.decoupled = order.decoupled
-        self._runtime.window = order.window
+        self._runtime.iterative = order.iterative
         self._model = model = self._class()
         if not callable(getattr(model, "execute", None)):
             raise TypeError("TritonPythonModel has no method execute")
         if hasattr(model, "initialize"):
             model.initialize(dict(order.args))
         is_async = inspect.iscoroutinefunction(model.execute)
-        self._execution = Execution(model, self._runtime, order.args["model_instance_name"], order.decoupled)
-        self._link.send(Initialized(is_async))
-        self._execution.serve(self._orders, is_async)
+        has_is_ready = callable(getattr(model, "is_ready", None))
+        self._execution = execution = Execution(
+            model, self._runtime, order.args["model_instance_name"], order.decoupled
+        )
+        if has_is_ready:
+            Readiness(model, self._link, lambda: execution.loop)
+        self._link.send(Initialized(is_async, has_is_ready))
+        execution.serve(self._orders, is_async)
 
     def _finalize(self) -> None:
         text = ""

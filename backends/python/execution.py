@@ -25,7 +25,7 @@ class Execution:
         self._instance = instance
         self._decoupled = decoupled
         self._batches: deque[tuple[int, list[InferenceRequest]]] = deque()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None  # that of `async def execute`, while it runs
         self._news: asyncio.Event | None = None
 
     def serve(self, orders: deque[Any], is_async: bool) -> None:
@@ -43,7 +43,7 @@ class Execution:
     def add(self, batch: Batch, unpacker: Unpacker) -> None:
         requests = []
         for frame in batch.requests:
-            state = RequestState(self._runtime, frame.number)
+            state = RequestState(self._runtime, frame.number, frame.window)
             self._runtime.states[frame.number] = state
             inputs = [take_tensor(tensor, unpacker) for tensor in frame.inputs]
             requests.append(InferenceRequest.arrived(frame, inputs, state))
@@ -52,11 +52,11 @@ class Execution:
 
     def interrupt(self) -> None:
         """Something has come, on whatever thread."""
-        if self._loop is not None and self._news is not None:
-            self._loop.call_soon_threadsafe(self._news.set)
+        if self.loop is not None and self._news is not None:
+            self.loop.call_soon_threadsafe(self._news.set)
 
     async def _serve_concurrently(self, orders: deque[Any]) -> None:
-        self._loop = loop = asyncio.get_running_loop()
+        self.loop = loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._runtime.watch(loop)
         tasks: set[asyncio.Task[None]] = set()
@@ -73,7 +73,7 @@ class Execution:
                 await asyncio.wait(tasks)
         finally:
             self._runtime.unwatch(loop)
-            self._loop = None
+            self.loop = None
 
     def _execute(self, number: int, requests: list[InferenceRequest]) -> None:
         token = current_batch.set(number)
@@ -105,7 +105,7 @@ class Execution:
                     "a model with the decoupled transaction policy sends its responses through response senders, "
                     f"execute must return None, found {type(returned).__name__}"
                 )
-            link.send(Executed(number, start, end, None))
+            link.send(Executed(number, start, end, None, _rescheduled(requests)))
             return
         responses = _checked(returned, requests)
         if any(response is None for response in responses):
@@ -130,7 +130,7 @@ class Execution:
         for request, response in zip(requests, responses, strict=True):
             if response is not None:
                 request.get_response_sender().send(response, 1)
-        self._runtime.link.send(Executed(number, start, end, None))
+        self._runtime.link.send(Executed(number, start, end, None, _rescheduled(requests)))
 
     def _fail(self, number: int, requests: list[InferenceRequest], error: BaseException, start: float) -> None:
         link = self._runtime.link
@@ -141,7 +141,7 @@ class Execution:
                 request._state.close()
         code = "CANCELLED" if isinstance(error, asyncio.CancelledError) else "INTERNAL"
         text = f"Failed to process the request(s) for model '{self._instance}', message: {describe(error)}"
-        link.send(Executed(number, start, time.monotonic(), ErrorFrame(code, text)))
+        link.send(Executed(number, start, time.monotonic(), ErrorFrame(code, text), []))
 
 
 def describe(error: BaseException) -> str:
@@ -154,6 +154,11 @@ def describe(error: BaseException) -> str:
 
 class _WrongReturnError(Exception):
     pass
+
+
+def _rescheduled(requests: list[InferenceRequest]) -> list[int]:
+    """The numbers of those that are to be executed again; they are over here."""
+    return [request.leave() for request in requests if request.is_rescheduled]
 
 
 def _checked(returned: Any, requests: list[InferenceRequest]) -> list[InferenceResponse | None]:
@@ -170,6 +175,10 @@ def _checked(returned: Any, requests: list[InferenceRequest]) -> list[InferenceR
                 "Expected an 'InferenceResponse' object in the execute function return list, "
                 f"found type '{type(response).__name__}'."
             )
+    if any(
+        response is not None and request.is_rescheduled for response, request in zip(returned, requests, strict=True)
+    ):
+        raise _WrongReturnError("Expected None in the execute return list for a request that is rescheduled.")
     return list(returned)
 
 

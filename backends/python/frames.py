@@ -46,6 +46,8 @@ class ResponseFrame(NamedTuple):
 
 
 class RequestFrame(NamedTuple):
+    """`window`: responses it may send before it is granted more."""
+
     number: int
     id: str
     correlation_id: int | str
@@ -54,6 +56,7 @@ class RequestFrame(NamedTuple):
     parameters: dict[str, ParameterValue]
     outputs: list[str]
     inputs: list[TensorFrame]
+    window: int
 
 
 # From the server
@@ -74,11 +77,11 @@ class Complete(NamedTuple):
 
 
 class Initialize(NamedTuple):
-    """`args` of the model's `initialize`. `window`: responses that one request may have on the way."""
+    """`args` of the model's `initialize`. `iterative`: `execute` may ask for the same request again."""
 
     args: dict[str, str]
     decoupled: bool
-    window: int
+    iterative: bool
 
 
 class Batch(NamedTuple):
@@ -113,6 +116,12 @@ class Reply(NamedTuple):
     error: ErrorFrame | None
 
 
+class AskReady(NamedTuple):
+    """Call the model's `is_ready`."""
+
+    question: int
+
+
 class Finalize(NamedTuple):
     pass
 
@@ -131,7 +140,10 @@ class Completed(NamedTuple):
 
 
 class Initialized(NamedTuple):
+    """What the model's class has: an `async def execute`, a method `is_ready`."""
+
     is_async: bool
+    has_is_ready: bool
 
 
 class Failed(NamedTuple):
@@ -150,12 +162,16 @@ class Answers(NamedTuple):
 
 
 class Executed(NamedTuple):
-    """`execute` returned: answers come, or came, through senders. With `error`, those still open have failed."""
+    """`execute` returned: answers come, or came, through senders. With `error`, those still open have failed.
+
+    The requests `again` are to be executed once more.
+    """
 
     batch: int
     start: float
     end: float
     error: ErrorFrame | None
+    again: list[int]
 
 
 class Response(NamedTuple):
@@ -212,6 +228,13 @@ class Measure(NamedTuple):
     call: int
 
 
+class Ready(NamedTuple):
+    """The answer to an `AskReady`."""
+
+    question: int
+    is_ready: bool
+
+
 class Log(NamedTuple):
     """`level` is one of logging's."""
 
@@ -233,9 +256,9 @@ class Free(NamedTuple):
 
 
 _TYPES: tuple[type, ...] = (
-    *(Open, Complete, Initialize, Batch, Cancel, Grant, CallResponse, Reply, Finalize),
+    *(Open, Complete, Initialize, Batch, Cancel, Grant, CallResponse, Reply, AskReady, Finalize),
     *(Opened, Completed, Initialized, Failed, Answers, Executed, Response),
-    *(Call, CancelCall, Control, Register, Measure, Log, Finalized, Free),
+    *(Call, CancelCall, Control, Register, Measure, Ready, Log, Finalized, Free),
 )
 _KINDS = {kind: number for number, kind in enumerate(_TYPES)}
 

@@ -24,4 +24,4 @@ class PollingGate:
 
     def release(self) -> None:
         self._is_open = True
-        self._instance.wake()
+        self._instance.mailbox.wake()

@@ -16,7 +16,7 @@ from backends.python.pb_response import (
     response_of,
 )
 from backends.python.pb_tensor import Tensor, TritonError, TritonModelException
-from backends.python.runtime import NO_BATCH, PendingCall, RequestState, current_batch, runtime
+from backends.python.runtime import CALL_WINDOW, NO_BATCH, PendingCall, RequestState, current_batch, runtime
 
 SEQUENCE_START, SEQUENCE_END = 1, 2
 RELEASE_ALL, RELEASE_RESCHEDULE = 1, 2
@@ -74,6 +74,7 @@ class InferenceRequest:
         self._trace = trace or InferenceTrace()
         self._parameters: dict[str, Any] = dict(parameters or {})
         self._state: RequestState | None = None
+        self._release = RELEASE_ALL
 
     @classmethod
     def arrived(cls, frame: RequestFrame, inputs: list[Tensor], state: RequestState) -> "InferenceRequest":
@@ -90,6 +91,7 @@ class InferenceRequest:
         request._trace = InferenceTrace()
         request._parameters = frame.parameters
         request._state = state
+        request._release = RELEASE_ALL
         return request
 
     def inputs(self) -> Sequence[Tensor]:
@@ -135,10 +137,25 @@ class InferenceRequest:
         return is_cancelled_now(self._arrived())
 
     def set_release_flags(self, flags: int) -> None:
-        if flags == RELEASE_RESCHEDULE:
-            raise TritonModelException("rescheduling a request needs a model with iterative sequence batching")
-        if flags != RELEASE_ALL:
+        """TRITONSERVER_REQUEST_RELEASE_RESCHEDULE: execute it once more, instead of an answer or after one of several."""
+        state = self._arrived()
+        if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
             raise TritonModelException(f"unknown release flags {flags}")
+        if flags == RELEASE_RESCHEDULE and not state.runtime.iterative:
+            raise TritonModelException("to reschedule a request, set sequence_batching { iterative_sequence: true }")
+        if flags == RELEASE_RESCHEDULE and state.closed:
+            raise TritonModelException("a request that has had its last response cannot be rescheduled")
+        self._release = flags
+
+    @property
+    def is_rescheduled(self) -> bool:
+        return self._release == RELEASE_RESCHEDULE and self._state is not None and not self._state.closed
+
+    def leave(self) -> int:
+        """Its number; nothing more can be sent for it from here."""
+        state = self._arrived()
+        state.close()
+        return state.number
 
     def exec(self, decoupled: bool = False, execution_timeout: int = 0) -> "InferenceResponse | ResponseIterator":
         """Ask the model and wait. With `decoupled`, an iterator over its responses; else its one response.
@@ -177,7 +194,7 @@ class InferenceRequest:
         def make(packer: Packer, number: int) -> Call:
             inputs = [packer.pack(t._name, t._datatype, t._shape, t.contents) for t in self._inputs]
             fields = (self._flags, timeout or self._timeout, self._parameters, self._outputs, inputs)
-            request = RequestFrame(number, self._id, self._correlation_id, *fields)
+            request = RequestFrame(number, self._id, self._correlation_id, *fields, CALL_WINDOW)
             return Call(number, batch, blocks and batch != NO_BATCH, self._model_name, version, decoupled, request)
 
         return runtime().start_call(make)

@@ -37,10 +37,10 @@ class RequestState:
 
     __slots__ = ("__weakref__", "cancelled", "closed", "credits", "num_sent", "number", "runtime")
 
-    def __init__(self, runtime: "Runtime", number: int) -> None:
+    def __init__(self, runtime: "Runtime", number: int, window: int) -> None:
         self.runtime = runtime
         self.number = number
-        self.credits = runtime.window
+        self.credits = window
         self.num_sent = 0
         self.cancelled = False
         self.closed = False
@@ -75,7 +75,7 @@ class Runtime:
     def __init__(self, link: Link) -> None:
         self.link = link
         self.decoupled = False
-        self.window = 1
+        self.iterative = False
         self.states: WeakValueDictionary[int, RequestState] = WeakValueDictionary()
         self._calls: dict[int, PendingCall] = {}
         self._replies: dict[int, Reply | None] = {}

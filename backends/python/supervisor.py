@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from backends.api.errors import Code, ServingError
+from backends.python.frames import Initialized
 from backends.python.process import ModelProcess
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ class Supervisor:
         self,
         instance: "PythonInstance",
         life: float,
-        start: Callable[["PythonInstance"], tuple[ModelProcess, bool]],
-    ) -> tuple[ModelProcess, bool] | None:
+        start: Callable[["PythonInstance"], tuple[ModelProcess, Initialized]],
+    ) -> tuple[ModelProcess, Initialized] | None:
         """A new process once one has started; None when the model is being closed."""
         with self._lock:
             self._num_alive -= 1

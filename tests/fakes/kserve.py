@@ -87,6 +87,9 @@ class FakeRepository:
     def is_ready(self, name: str, version: str = "") -> bool:
         return name in self.models and (not version or version in self.models[name])
 
+    async def check_ready(self, name: str, version: str = "") -> bool:
+        return self.is_ready(name, version)
+
     def all_ready(self) -> bool:
         return self.ready
 

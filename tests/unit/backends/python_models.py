@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.api.base import LiveModel
+from backends.api.base import LiveModel, check_ready
 from backends.api.errors import Code, ServingError
 from backends.api.request import InferenceRequest, InferenceResponse
 from backends.api.tensor import Tensor
@@ -52,8 +52,8 @@ class Models:
             raise ServingError(Code.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
         return self.models[name]
 
-    def is_ready(self, name: str, version: str = "") -> bool:
-        return name in self.models
+    async def check_ready(self, name: str, version: str = "") -> bool:
+        return name in self.models and await check_ready(self.models[name])
 
     async def load(
         self, name: str, config_override: str | None = None, files: Mapping[str, bytes] | None = None

@@ -56,7 +56,6 @@ def test_two_scheduling_choices_are_named() -> None:
 
 
 _EXAMPLES = {
-    "sequence_batching.iterative_sequence": "sequence_batching { iterative_sequence: true }",
     "ensemble_scheduling.step.model_namespace": 'ensemble_scheduling { step { model_namespace: "n" } }',
     "model_operations": 'model_operations { op_library_filename: "x.so" }',
     "model_repository_agents": "model_repository_agents { }",

@@ -1,0 +1,200 @@
+"""What an instance and its process say to each other about requests: batches out, answers in."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+from backends.api.base import RequestBatch
+from backends.api.errors import Code, ServingError
+from backends.api.model_config import ModelConfig
+from backends.api.request import InferenceRequest
+from backends.python.frames import Answers, Batch, Cancel, Executed, Grant, RequestFrame, Response, TensorFrame
+from backends.python.options import PythonOptions
+from backends.python.packing import Packer, Unpacker
+from backends.python.responses import error_of, outcome_of
+from backends.python.runs import Run, Runs
+from backends.python.windows import Windows
+
+_FLAG_START, _FLAG_END = 1, 2
+
+
+class Exchange:
+    """The owner of the batches in the process. On the instance's thread, but for `executing`.
+
+    `send` takes a frame and its tensors, `post` leaves a note for the instance's thread.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        version: str,
+        options: PythonOptions,
+        send: Callable[..., None],
+        post: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._names = (config.name, version)
+        self._outputs = [spec.name for spec in config.outputs]
+        self._send = send
+        self._post = post
+        self._decoupled = config.decoupled
+        self._iterative = config.sequence_batching is not None and config.sequence_batching.iterative_sequence
+        self._runs = Runs(options)
+        self._windows = Windows(options.response_window)
+
+    @property
+    def num_open(self) -> int:
+        return self._runs.num_open
+
+    @property
+    def num_executing(self) -> int:
+        return self._runs.num_executing
+
+    @property
+    def executing(self) -> list[Run]:
+        """Batches in `execute`, as of this moment, for any thread to look at."""
+        return self._runs.executing
+
+    @property
+    def next_look(self) -> float:
+        return min(self._runs.next_look, self._windows.next_look)
+
+    def requests_of(self, run: int) -> list[InferenceRequest]:
+        found = self._runs.get(run)
+        return [] if found is None else list(found.batch.requests)
+
+    def begin(self, batch: RequestBatch, packer: Packer) -> None:
+        """Raises ServingError for a tensor that cannot be packed."""
+        tensors = [
+            [packer.pack(t.name, t.datatype, t.shape, t.data) for t in batch.inputs(index)]
+            for index in range(len(batch.requests))
+        ]
+        run = self._runs.begin(batch)
+        frames = [
+            self._frame(number, request, inputs)
+            for number, (request, inputs) in enumerate(zip(batch.requests, tensors, strict=True), run.first)
+        ]
+        self._send(Batch(run.number, frames), packer)
+        for number, request in enumerate(batch.requests, run.first):
+            request.stream.on_cancel(partial(self._post, partial(self._cancel, number)))
+
+    def look(self) -> bool:
+        """Grant what slow readers have made room for, give up what is too late; whether an execution has hung."""
+        for number, count in self._windows.look():
+            self._send(Grant(number, count))
+        now = time.monotonic()
+        for number in self._runs.overdue(now):
+            known = self._runs.find(number)
+            assert known is not None
+            run, index = known
+            run.batch.fail(index, _too_late(run.batch.requests[index]))
+            self._cancel(number)
+        return self._runs.is_hung(now)
+
+    def fail_all(self, error: ServingError) -> None:
+        """The process is gone."""
+        for batch in self._runs.clear():
+            batch.fail_all(error)
+        self._windows.clear()
+
+    # What comes from the process
+
+    def on_answers(self, frame: Answers, unpacker: Unpacker) -> None:
+        """Raises ServingError for a frame that makes no sense."""
+        run = self._runs.get(frame.batch)
+        if run is None or len(frame.responses) != len(run.batch.requests):
+            raise ServingError(Code.INTERNAL, f"answers to unknown batch {frame.batch}")
+        outcomes = [outcome_of(self._names, response, unpacker) for response in frame.responses]
+        run.batch.executed(frame.start, frame.end)
+        self._runs.returned(run)
+        run.batch.answer(outcomes)
+        for index in range(len(outcomes)):
+            self._forget(run.first + index)
+
+    def on_executed(self, frame: Executed, _: Unpacker) -> None:
+        run = self._runs.get(frame.batch)
+        if run is None:
+            return
+        if frame.error is not None:
+            run.batch.fail_all(error_of(frame.error))
+            for index in range(len(run.batch.requests)):
+                self._forget(run.first + index)
+        else:
+            run.batch.executed(frame.start, frame.end)
+            for number in frame.again:
+                self._reschedule(number)
+        self._runs.returned(run)
+
+    def on_response(self, frame: Response, unpacker: Unpacker) -> None:
+        response = None if frame.response is None else outcome_of(self._names, frame.response, unpacker)
+        known = self._runs.find(frame.request)
+        if known is None:
+            return  # it has ended: the reader left, or its time was over
+        run, index = known
+        if isinstance(response, ServingError):
+            run.batch.fail(index, response)
+        elif not self._decoupled:
+            if response is not None:
+                run.batch.answer_one(index, response)
+            elif frame.final:
+                run.batch.fail(index, _no_answer())
+        elif frame.final:
+            run.batch.finish(index, response)
+        elif response is not None:
+            response.final = False
+            run.batch.put(index, response)
+            count = self._windows.spend(frame.request)
+            if count:
+                self._send(Grant(frame.request, count))
+        if frame.final or not run.batch.is_open(index):
+            self._forget(frame.request)
+
+    def _reschedule(self, number: int) -> None:
+        if not self._iterative:
+            raise ServingError(Code.INTERNAL, f"asks for request {number} again without iterative sequence batching")
+        known = self._runs.find(number)
+        if known is not None:
+            run, index = known
+            run.batch.reschedule(index)
+            self._forget(number)
+
+    # A request's life here
+
+    def _frame(self, number: int, request: InferenceRequest, inputs: list[TensorFrame]) -> RequestFrame:
+        flags = (_FLAG_START if request.sequence_start else 0) | (_FLAG_END if request.sequence_end else 0)
+        return RequestFrame(
+            number,
+            request.id,
+            request.sequence_id,
+            flags,
+            request.timeout_us,
+            request.parameters,  # type: ignore[arg-type]  # the values are a subset
+            [output.name for output in request.outputs] or self._outputs,
+            inputs,
+            self._windows.open(number, request.stream) if self._decoupled else 1,
+        )
+
+    def _cancel(self, number: int) -> None:
+        """The reader left, or its time is over."""
+        known = self._runs.find(number)
+        if known is None:
+            return
+        run, index = known
+        run.batch.cancelled(index)
+        self._send(Cancel([number]))
+        self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        self._windows.close(number)
+        self._runs.forget(number)
+
+
+def _no_answer() -> ServingError:
+    return ServingError(Code.INTERNAL, "the model closed a request without a response")
+
+
+def _too_late(request: InferenceRequest) -> ServingError:
+    return ServingError(
+        Code.DEADLINE,
+        f"{request.label} the deadline passed while model '{request.model}' was executing",
+        reason="deadline",
+    )
