@@ -15,6 +15,7 @@ from scheduler.alarm import Alarm
 from scheduler.instances import InstanceThread, placements
 from scheduler.rate_limit import Claim, RateLimiter
 from scheduler.response_cache import ResponseCache
+from scheduler.sequence import SequenceScheduler
 from scheduler.tensor_model import TensorModel
 from scheduler.warmup import make_requests
 
@@ -37,6 +38,11 @@ class PythonModel(TensorModel):
         instance = self.backend.request_instance(placement)
         self._serving.append(instance)
         return instance
+
+    def instance_ended(self, instance: PythonInstance) -> None:
+        """What its process knew is gone, of sequences too. On the instance's thread."""
+        if isinstance(self._scheduler, SequenceScheduler):
+            self._scheduler.lose(instance.gate)
 
     async def check_ready(self) -> bool:
         """What the model's own `is_ready` says in every instance; one that does not answer in time is not ready."""
@@ -71,6 +77,7 @@ async def load_python_model(
         backend.stopping()
         await asyncio.shield(asyncio.to_thread(backend.close))
         raise
+    backend.supervisor.on_end = model.instance_ended
     backend.supervisor.on_down = model.suspend
     backend.supervisor.on_up = model.resume
     model.start(threads, claims)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import count
 from math import inf
 
+from backends.api.base import Gate
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from scheduler.alarm import Alarm
@@ -126,6 +127,16 @@ class SequenceScheduler:
             if is_leaving:
                 return None
             seat.gate.acquire(timeout=-1 if wait == inf else min(wait, _LONGEST_WAIT))
+
+    def lose(self, gate: Gate) -> None:
+        """The thread that waits at `gate` has lost the state of its sequences: they are over. Not called from `take`."""
+        with self._lock:
+            refused = [
+                each for seat, lane in self._lanes.items() if seat.gate is gate for each in self._table.lose(lane)
+            ]
+            self._call_ready()
+            self._arm()
+        self._refuse(refused)
 
     def suspend(self, error: ServingError) -> list[Waiting]:
         """Refuse new requests with `error` until `resume`, and end every sequence; those that waited."""

@@ -115,6 +115,23 @@ class SequenceTable:
 
     def drop(self, waiting: Waiting) -> list[Refused]:
         """Take out a request that waits, and with it the life it belongs to; [] if it is not here."""
+        return [(item, self._ended(item, waiting)) for item in self._drop_life(waiting)]
+
+    def lose(self, lane: Lane) -> list[Refused]:
+        """The lives that have begun in `lane` are over: what the model knew of them is gone."""
+        refused: list[Refused] = []
+        for box in [box for box in lane.slots if box is not None]:
+            if box.queue and not box.queue[0].request.sequence_start:
+                refused += [(item, self._lost(item)) for item in self._drop_life(box.queue[0])]
+            elif box.running is not None:
+                box.is_over = True
+                box.is_open = box.is_open and bool(box.queue)
+            elif not box.queue:
+                self._release(box)
+        self._fill()
+        return refused
+
+    def _drop_life(self, waiting: Waiting) -> list[Waiting]:
         box = self._boxes.get(waiting.request.sequence_id)
         if box is None or waiting not in box.queue:
             return []
@@ -131,7 +148,7 @@ class SequenceTable:
         elif has_begun or not box.queue:
             self._release(box)
         self._fill()
-        return [(item, self._ended(item, waiting)) for item in items[start:stop]]
+        return items[start:stop]
 
     def drop_all(self) -> list[Waiting]:
         """Every life is over; what waited."""

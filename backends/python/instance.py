@@ -235,6 +235,7 @@ class PythonInstance:
     def _on_end(self, reason: str) -> None:
         self._process = None
         _LOG.error("%s: the model's process %s", self.placement.name, reason)
+        self._supervisor.on_end(self)  # before a caller can know, and goes on with a sequence
         self._exchange.fail_all(self._unhealthy())
         self._calls.process_ended(self)
         self._drop_questions()

@@ -26,6 +26,7 @@ class Supervisor:
 
     def __init__(self, *, first: float = 0.1, longest: float = 30.0, stable: float = 30.0) -> None:
         self.stopping = threading.Event()
+        self.on_end: Callable[[PythonInstance], None] = lambda instance: None  # on the instance's thread
         self.on_down: Callable[[ServingError], None] = lambda error: None
         self.on_up: Callable[[], None] = lambda: None
         self._first, self._longest, self._stable = first, longest, stable

@@ -436,3 +436,45 @@ class TritonPythonModel:
         helper = psutil.Process(pid)
     while helper.is_running() and helper.status() != psutil.STATUS_ZOMBIE:
         await asyncio.sleep(0.01)
+
+
+ADDS_UP = """
+import os
+class TritonPythonModel:
+    def initialize(self, args):
+        self.sums = {}
+    def execute(self, requests):
+        out = []
+        for r in requests:
+            value = int(pb.get_input_tensor_by_name(r, "IN").as_numpy().flat[0])
+            if value < 0: os._exit(1)
+            total = value + (0 if r.flags() & 1 else self.sums[r.correlation_id()])
+            self.sums[r.correlation_id()] = total
+            out.append(pb.InferenceResponse([pb.Tensor("OUT", np.array([[total]], np.int32))]))
+        return out
+"""
+
+
+async def test_sequences_that_a_dead_process_knew_are_over(tmp_path: Path) -> None:
+    async with loaded(tmp_path) as models:
+        model = await models.load("m", ADDS_UP, ONE_INT + "sequence_batching { oldest { } }")
+        assert await ask(model, [5], sequence_id=1, sequence_start=True) == [[5]]
+        assert await ask(model, [6], sequence_id=1) == [[11]]
+        assert (await failure(model, [-1], sequence_id=2, sequence_start=True)).code is Code.INTERNAL
+        error = await failure(model, [7], sequence_id=1)
+        assert (error.code, "must specify the START flag" in error.message) == (Code.INVALID, True)
+        assert await ask(model, [8], sequence_id=1, sequence_start=True) == [[8]]
+
+
+async def test_an_async_model_runs_the_requests_of_sequences_one_after_the_other(tmp_path: Path) -> None:
+    source = ADDS_UP.replace("    def execute", "    async def execute").replace(
+        "        return out", "        await asyncio.sleep(0)\n        return out"
+    )
+    async with loaded(tmp_path) as models:
+        model = await models.load("m", "import asyncio\n" + source, ONE_INT + "sequence_batching { direct { } }")
+        flags = [{"sequence_start": number == 0, "sequence_end": number == 9} for number in range(10)]
+        asked = [request([number], sequence_id=3, **each) for number, each in enumerate(flags)]
+        for each in asked:
+            model.infer(each)
+        answers = [(await asyncio.wait_for(anext(each.stream), PATIENCE)).outputs[0].data.item() for each in asked]
+        assert answers == [sum(range(number + 1)) for number in range(10)]

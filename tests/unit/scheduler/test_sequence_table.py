@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from backends.api.errors import Code, ServingError
 from backends.api.request import InferenceRequest
 from scheduler.batch import BatchPolicy, Waiting
-from scheduler.sequence_table import Lane, SequencePolicy, SequenceTable
+from scheduler.sequence_policy import Lane, SequencePolicy
+from scheduler.sequence_table import SequenceTable
 
 DIRECT = SequencePolicy("seq", num_slots=2, idle=1.0, max_delay=0.0)
 OLDEST = replace(DIRECT, num_slots=3, batching=BatchPolicy(max_rows=2, preferred=frozenset({2})))
@@ -244,10 +245,91 @@ def test_draining_frees_the_slots_of_those_who_rest_so_that_all_who_wait_are_ans
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["ask", "ask", "ask", "run", "run", "drop", "expire"]), st.integers(1, 5), st.integers(0, 3)
+        st.sampled_from(["ask", "ask", "ask", "run", "run", "drop", "expire", "lose"]),
+        st.integers(1, 5),
+        st.integers(0, 3),
     ),
     max_size=120,
 )
+
+
+def test_what_was_begun_in_a_lane_that_is_lost_is_over_and_the_rest_goes_on() -> None:
+    table = SequenceTable(DIRECT)
+    lost, other = table.add_lane(), table.add_lane()
+    for sequence in (1, 2, 3, 4):
+        table.add(ask(sequence, "S"))
+    assert (run(table, lost), run(table, other)) == ([1, 3], [2, 4])
+    waits, anew = ask(1), ask(1, "S")
+    table.add(waits)
+    table.add(anew)
+    ((refused, error),) = table.lose(lost)
+    assert (refused, error.code, error.reason) == (waits, Code.UNAVAILABLE, "process_ended")
+    with pytest.raises(ServingError, match="must specify the START flag"):
+        table.add(ask(3))
+    table.add(ask(2))
+    assert (run(table, lost), run(table, other)) == ([1], [2])  # 1 is `anew`
+    assert table.num_waiting == 0
+
+
+def test_what_runs_in_a_lane_that_is_lost_is_the_last_of_its_life() -> None:
+    table = SequenceTable(DIRECT)
+    lane = table.add_lane()
+    table.add(ask(1, "S"))
+    table.next_batch(lane, 0.0)
+    assert table.lose(lane) == []
+    with pytest.raises(ServingError, match="must specify the START flag"):
+        table.add(ask(1))
+    assert table.finished(lane, 0.0) == []
+    assert table.num_sequences == 0
+
+
+ITERATIVE = replace(OLDEST, iterative=True)
+
+
+def test_a_request_that_is_to_run_again_keeps_its_slot_and_starts_no_more() -> None:
+    table = SequenceTable(replace(ITERATIVE, num_slots=1))
+    lane = table.add_lane()
+    long, short = ask(1, "S"), ask(2, "S")
+    table.add(long)
+    table.add(short)
+    ran = []
+    for again in (True, True, False, False):
+        ((box,), _) = table.next_batch(lane, 0.0)
+        assert box.running is not None
+        ran.append((box.running, box.running.request.sequence_start))
+        box.running.again = again
+        assert table.finished(lane, 0.0) == []
+        table.check()
+    assert ran == [(long, True), (long, False), (long, False), (short, True)]
+    assert table.num_sequences == 0
+
+
+def test_a_queue_time_out_holds_for_the_first_run_and_a_deadline_for_all() -> None:
+    table = SequenceTable(ITERATIVE)
+    lane = table.add_lane()
+    waiting = ask(1, "S", timeout=1.0, deadline=5.0)
+    table.add(waiting)
+    ((box,), _) = table.next_batch(lane, 0.0)
+    assert box.running is waiting
+    waiting.again = True
+    table.finished(lane, 0.0)
+    assert table.expire(2.0) == []
+    ((late, error),) = table.expire(5.0)
+    assert (late, error.code) == (waiting, Code.DEADLINE)
+    assert table.num_sequences == 0
+
+
+def test_a_request_that_is_to_run_again_where_all_is_lost_is_refused() -> None:
+    table = SequenceTable(ITERATIVE)
+    lane = table.add_lane()
+    waiting = ask(1, "S")
+    table.add(waiting)
+    table.next_batch(lane, 0.0)
+    waiting.again = True
+    assert table.drop_all() == []
+    ((refused, error),) = table.finished(lane, 0.0)
+    assert (refused, error.reason) == (waiting, "process_ended")
+    assert (table.num_sequences, table.num_waiting) == (0, 0)
 
 
 @given(steps=STEPS, is_direct=st.booleans())
@@ -279,6 +361,8 @@ def test_whatever_happens_each_request_leaves_once_in_order_and_no_slot_is_lost(
             added[number].append(waiting)
         elif act == "run":
             step(lanes[number % 2])
+        elif act == "lose":
+            left += [each for each, _ in table.lose(lanes[number % 2])]
         elif act == "drop":
             waits = [each for each in added[number] if each not in left]
             left += [each for each, _ in table.drop(waits[0])] if waits else []
