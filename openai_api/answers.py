@@ -5,22 +5,23 @@ from collections.abc import Sequence
 import orjson
 
 from openai_api.calls import CallPiece
-from openai_api.choice import Choice, Delta
+from openai_api.choice import Choice, Delta, fold
 from openai_api.generation_fields import GenerationOptions
 from openai_api.identity import Identity
 from openai_api.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsForm, TokenTexts, prompt_logprobs
 from openai_api.usage import Usage
 
-Folded = Sequence[tuple[Choice, Delta]]
+Collected = Sequence[tuple[Choice, Sequence[Delta]]]
+"""Each choice with all its deltas."""
 
 
 def chat_answer(
-    identity: Identity, options: GenerationOptions, folded: Folded, usage: Usage, texts: TokenTexts
+    identity: Identity, options: GenerationOptions, collected: Collected, usage: Usage, texts: TokenTexts
 ) -> bytes:
     answer = identity.as_json("chat.completion")
-    answer["choices"] = [_chat_choice(options, choice, delta, texts) for choice, delta in folded]
+    answer["choices"] = [_chat_choice(options, choice, fold(deltas), texts) for choice, deltas in collected]
     answer["usage"] = usage.as_json()
-    first = folded[0][0]
+    first = collected[0][0]
     top = options.sampling.prompt_logprobs
     if top is not None:
         answer["prompt_logprobs"] = prompt_logprobs(first.prompt_logprobs or [], texts, top)
@@ -30,10 +31,10 @@ def chat_answer(
 
 
 def completion_answer(
-    identity: Identity, options: GenerationOptions, folded: Folded, usage: Usage, texts: TokenTexts
+    identity: Identity, options: GenerationOptions, collected: Collected, usage: Usage, texts: TokenTexts
 ) -> bytes:
     answer = identity.as_json("text_completion")
-    answer["choices"] = [_completion_choice(options, choice, delta, texts) for choice, delta in folded]
+    answer["choices"] = [_completion_choice(options, choice, fold(deltas), texts) for choice, deltas in collected]
     answer["usage"] = usage.as_json()
     return orjson.dumps(answer)
 

@@ -1,5 +1,6 @@
 """One choice of an answer: the only path from the engine's tokens to text, streamed or whole."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from backends.api.errors import Code, ServingError
@@ -50,6 +51,14 @@ class Delta:
         self.calls += other.calls
         self.num_reasoning += other.num_reasoning
         self.num_hidden += other.num_hidden
+
+
+def fold(deltas: Iterable[Delta]) -> Delta:
+    """One delta that says what all of them say."""
+    whole = Delta()
+    for delta in deltas:
+        whole.extend(delta)
+    return whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +124,12 @@ class Choice:
             deltas = [delta for event in events if (delta := self._push(event)) is not None]
         return deltas
 
-    async def whole(self) -> Delta:
-        """The folded stream: what a plain answer is made of."""
-        whole = Delta()
+    async def rest(self) -> list[Delta]:
+        """All deltas still to come: what a plain answer is made of."""
+        deltas: list[Delta] = []
         while not self.finished:
-            for delta in await self.take():
-                whole.extend(delta)
-        return whole
+            deltas += await self.take()
+        return deltas
 
     def _push(self, event: TokenEvent) -> Delta | None:
         if self.finished:

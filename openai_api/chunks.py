@@ -7,12 +7,14 @@ runs for every token of every stream.
 from collections.abc import Sequence
 from typing import ClassVar
 
+from backends.api.errors import ServingError
 from openai_api.ascii_json import ascii_json, ascii_string
 from openai_api.calls import CallPiece
 from openai_api.choice import Choice, Delta
 from openai_api.generation_fields import GenerationOptions
 from openai_api.identity import Identity
 from openai_api.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsForm, TokenTexts
+from openai_api.sse import error_event
 from openai_api.usage import Usage
 
 _FINISH = {None: b"null", "stop": b'"stop"', "length": b'"length"', "tool_calls": b'"tool_calls"'}
@@ -30,6 +32,7 @@ class Chunks:
         self._before = b"data: " + ascii_json(identity.as_json(self.kind))[:-1] + b',"choices":['
         self._usage = usage
         self._continuous = options.continuous_usage
+        self._include_usage = options.include_usage
         self._after = b',"usage":null}\n\n' if options.include_usage else b"}\n\n"
         self._with_ids = options.return_token_ids
         self._top = options.sampling.logprobs
@@ -66,9 +69,14 @@ class Chunks:
             members += b',"token_ids":', ascii_json(delta.tokens)
         return self._chunk(b"".join(members), choice)
 
-    def final_usage(self) -> bytes:
-        """The chunk without choices that carries the whole usage."""
+    def ending(self) -> bytes:
+        """The chunk without choices that carries the whole usage, where the request wants it."""
+        if not self._include_usage:
+            return b""
         return self._before + b'],"usage":' + ascii_json(self._usage.as_json()) + b"}\n\n"
+
+    def failure(self, error: ServingError) -> bytes:
+        return error_event(error)
 
     def _chunk(self, choice_members: bytes, choice: Choice) -> bytes:
         """A chunk of the one choice whose object, its closing brace aside, is `choice_members`."""

@@ -50,11 +50,16 @@ def wire_error(error: ServingError) -> Wire:
     return wire._replace(code=error.reason)
 
 
-def error_body(error: ServingError) -> bytes:
-    """`{"error": {message, type, param, code}}` as one line of ASCII, fit for a body and for an event."""
+def error_object(error: ServingError) -> dict[str, str | None]:
+    """The members that tell a client what went wrong: `message`, `type`, `param`, `code`."""
     wire = wire_error(error)
     message = error.message if len(error.message) <= MAX_MESSAGE else error.message[: MAX_MESSAGE - 3] + "..."
-    return ascii_json({"error": {"message": message, "type": wire.type, "param": error.param, "code": wire.code}})
+    return {"message": message, "type": wire.type, "param": error.param, "code": wire.code}
+
+
+def error_body(error: ServingError) -> bytes:
+    """`{"error": {message, type, param, code}}` as one line of ASCII, fit for a body and for an event."""
+    return ascii_json({"error": error_object(error)})
 
 
 def error_headers(error: ServingError, spread: float | None = None) -> list[tuple[bytes, bytes]]:

@@ -25,7 +25,7 @@ from openai_api.http import (
     until_client_leaves,
 )
 from openai_api.options import OpenAIOptions
-from openai_api.sse import EventStream
+from openai_api.sse import EventStream, Failure, error_event
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -67,9 +67,9 @@ class Exchange:
         self._has_answered = True
         await send_json(self._send, 200, body, [*self._headers(), (b"openai-processing-ms", b"%d" % elapsed)])
 
-    async def open_stream(self) -> EventStream:
-        """Commit to a streamed answer: from here on an error is an event."""
-        await self._events.start(self._headers())
+    async def open_stream(self, failure: Failure = error_event) -> EventStream:
+        """Commit to a streamed answer: from here on an error is an event, made by `failure`."""
+        await self._events.start(self._headers(), failure)
         keep = self._events.keep(self._options.keep_alive_interval, self._options.send_timeout)
         self._keeper = asyncio.create_task(keep)
         self._keeper.add_done_callback(self._stop_reading)

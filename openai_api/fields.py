@@ -35,24 +35,24 @@ def wrong_type(param: str, want: str, value: object) -> ServingError:
 class Fields:
     """The members of one object; `path` is where it stands in the body ("" for the body itself)."""
 
-    __slots__ = ("_path", "_read", "_values")
+    __slots__ = ("_read", "path", "values")
 
     def __init__(self, values: dict[str, object], path: str = "") -> None:
-        self._values = values
-        self._path = path
+        self.values = values
+        self.path = path
         self._read: set[str] = set()
 
     def param(self, name: str) -> str:
-        return f"{self._path}.{name}" if self._path else name
+        return f"{self.path}.{name}" if self.path else name
 
     def raw(self, name: str) -> object:
         """The member as it was parsed, None when absent."""
         self._read.add(name)
-        return self._values.get(name)
+        return self.values.get(name)
 
     def unread(self) -> list[str]:
         """Members nobody asked for."""
-        return sorted(self._values.keys() - self._read)
+        return sorted(self.values.keys() - self._read)
 
     def missing(self, name: str) -> ServingError:
         param = self.param(name)

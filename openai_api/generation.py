@@ -2,13 +2,25 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Protocol
 
 from backends.api.errors import ServingError
 from openai_api.choice import Choice, Delta
-from openai_api.chunks import Chunks
 from openai_api.model import TextModel
 from openai_api.sse import EventStream
 from openai_api.usage import Usage
+
+
+class Writer(Protocol):
+    """How an answer is told in events: its opening, its deltas, and then its ending or its failure."""
+
+    def opening(self, choices: Sequence[Choice]) -> bytes: ...
+
+    def delta(self, choice: Choice, delta: Delta) -> bytes: ...
+
+    def ending(self) -> bytes: ...
+
+    def failure(self, error: ServingError) -> bytes: ...
 
 
 class Generation:
@@ -43,39 +55,40 @@ class Generation:
         times = {name: max(time - request.arrived, 0.0) for name, time in reached.items()}
         return {**self.usage.as_fields(), **times}
 
-    async def fold(self) -> list[tuple[Choice, Delta]]:
+    async def collect(self) -> list[tuple[Choice, list[Delta]]]:
         """Each choice with the whole of its stream. Raises ServingError when one fails."""
-        folded = []
+        collected = []
         for choice in self.choices:
-            whole = await choice.whole()
-            self._count(choice, whole)
-            folded.append((choice, whole))
-        return folded
+            deltas = await choice.rest()
+            for delta in deltas:
+                self._count(choice, delta)
+            collected.append((choice, deltas))
+        return collected
 
-    async def stream(self, events: EventStream, chunks: Chunks, with_usage: bool) -> None:
-        """Write every delta as it comes, each choice at its own pace, then the usage and the end."""
-        opening = chunks.opening(self.choices)
+    async def stream(self, events: EventStream, writer: Writer) -> None:
+        """Write every delta as it comes, each choice at its own pace, then the end."""
+        opening = writer.opening(self.choices)
         if opening:
             await events.write(opening)
         if len(self.choices) == 1:
-            last = await self._pump(self.choices[0], events, chunks)
+            last = await self._pump(self.choices[0], events, writer)
         else:
-            last = await self._pump_all(events, chunks)
-        await events.done(last + chunks.final_usage() if with_usage else last)
+            last = await self._pump_all(events, writer)
+        await events.done(last + writer.ending())
 
-    async def _pump_all(self, events: EventStream, chunks: Chunks) -> bytes:
+    async def _pump_all(self, events: EventStream, writer: Writer) -> bytes:
         try:
             async with asyncio.TaskGroup() as group:
-                pumps = [group.create_task(self._pump(choice, events, chunks)) for choice in self.choices]
+                pumps = [group.create_task(self._pump(choice, events, writer)) for choice in self.choices]
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
         return b"".join(pump.result() for pump in pumps)
 
-    async def _pump(self, choice: Choice, events: EventStream, chunks: Chunks) -> bytes:
+    async def _pump(self, choice: Choice, events: EventStream, writer: Writer) -> bytes:
         """Write one choice's chunks. Those of the last choice's end are returned: they leave with the end of the stream."""
         while True:
             deltas = await choice.take()
-            written = b"".join([self._chunk(chunks, choice, delta) for delta in deltas])
+            written = b"".join([self._written(writer, choice, delta) for delta in deltas])
             if choice.finished:
                 self._num_open -= 1
                 if self._num_open == 0:
@@ -84,9 +97,9 @@ class Generation:
             if choice.finished:
                 return b""
 
-    def _chunk(self, chunks: Chunks, choice: Choice, delta: Delta) -> bytes:
+    def _written(self, writer: Writer, choice: Choice, delta: Delta) -> bytes:
         self._count(choice, delta)
-        return chunks.delta(choice, delta)
+        return writer.delta(choice, delta)
 
     def _count(self, choice: Choice, delta: Delta) -> None:
         self.usage.completion += delta.num_generated

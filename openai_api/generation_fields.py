@@ -1,4 +1,4 @@
-"""The members chat and text completions share: how tokens are chosen, where they stop, what comes back with them."""
+"""The members that chats, responses and text completions share: how tokens are chosen, where they stop, what comes back with them."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from openai_api.fields import (
     wrong_type,
 )
 from openai_api.options import OpenAIOptions
-from openai_api.structured import Constraint, read_constraint
+from openai_api.structured import Constraint
 from openai_api.unsupported import refuse_unsupported
 
 MAX_LOGPROBS = 20
@@ -67,12 +67,12 @@ def read_generation(
     max_tokens: int | None,
     logprobs: int | None,
     add_special_tokens: bool,
+    constraint: Constraint | None,
 ) -> GenerationOptions:
-    """Read the shared members; the arguments are those whose names or defaults the two endpoints do not share."""
+    """Read the shared members; the arguments are those whose names or defaults the endpoints do not share."""
     refuse_unsupported(fields)
     stream = fields.flag("stream")
     include_usage, continuous_usage = _stream_options(fields, stream)
-    constraint = read_constraint(fields)
     sampling = _sampling(fields, max_tokens, logprobs, stream)
     return GenerationOptions(
         model=fields.string("model", 1024) or "",

@@ -16,7 +16,7 @@ class Identity:
 
     @classmethod
     def new(cls, prefix: str, model: str, echo_service_tier: bool = False) -> "Identity":
-        return cls(f"{prefix}-{secrets.token_hex(16)}", model, echo_service_tier)
+        return cls(f"{prefix}{secrets.token_hex(16)}", model, echo_service_tier)
 
     def as_json(self, kind: str) -> dict[str, object]:
         """The members every object of the answer starts with; `kind` is its `object`."""
@@ -25,7 +25,6 @@ class Identity:
             "object": kind,
             "created": self.created,
             "model": self.model,
-            "system_fingerprint": None,
         }
         if self.echo_service_tier:
             members["service_tier"] = "default"

@@ -53,7 +53,10 @@ class ChatLogprobs:
         self._top = top
 
     def render(self, entries: Sequence[Entry]) -> dict[str, object]:
-        return {"content": [self._entry(found) for _, found in entries if found is not None], "refusal": None}
+        return {"content": self.tokens(entries), "refusal": None}
+
+    def tokens(self, entries: Sequence[Entry]) -> list[dict[str, object]]:
+        return [self._entry(found) for _, found in entries if found is not None]
 
     def _entry(self, found: TokenLogprobs) -> dict[str, object]:
         top = [self._token(token, logprob) for token, logprob in found.top[: self._top]]

@@ -17,13 +17,13 @@ def read_messages(fields: Fields, limits: OpenAIOptions) -> list[Message]:
 
     Raises ServingError with the path of the wrong member (`messages[2].content[0].type`).
     """
-    messages = fields.array("messages", _message, limits.max_messages, min_length=1)
+    messages = fields.array("messages", read_message, limits.max_messages, min_length=1)
     if messages is None:
         raise fields.missing("messages")
     return messages
 
 
-def _message(value: object, param: str) -> Message:
+def read_message(value: object, param: str) -> Message:
     if not isinstance(value, dict):
         raise wrong_type(param, "an object", value)
     fields = Fields(value, param)
@@ -32,22 +32,22 @@ def _message(value: object, param: str) -> Message:
         raise fields.missing("role")
     message = {name: member for name, member in value.items() if member is not None}
     message["role"] = role
-    message["content"] = _content(fields, role)
+    message["content"] = read_content(fields, "content", is_required=role in ("user", "system", "developer"))
     if fields.raw("tool_calls") is not None:
         message["tool_calls"] = fields.array("tool_calls", _tool_call, 128)
     return message
 
 
-def _content(fields: Fields, role: str) -> str | list[Message] | None:
+def read_content(fields: Fields, name: str, *, is_required: bool) -> str | list[Message] | None:
     """Text, text parts, or None, which the roles that speak for the model or a tool may have."""
-    value, param = fields.raw("content"), fields.param("content")
+    value, param = fields.raw(name), fields.param(name)
     if isinstance(value, str):
         return value
     if isinstance(value, list):
         return read_array(value, param, _part, _MAX_PARTS)
     if value is None:
-        if role in ("user", "system", "developer"):
-            raise fields.missing("content")
+        if is_required:
+            raise fields.missing(name)
         return None
     raise wrong_type(param, "a string or an array of parts", value)
 

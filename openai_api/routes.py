@@ -14,6 +14,8 @@ from openai_api.exchange import Exchange, InFlight
 from openai_api.http import header, request_id, send_error, send_json
 from openai_api.json_body import check_content_type
 from openai_api.options import OpenAIOptions
+from openai_api.response_wire import not_kept
+from openai_api.responses import serve_response
 from openai_api.text_endpoints import TextService, serve_chat, serve_completion
 from openai_api.tokenize import serve_detokenize, serve_tokenize, tokenizer_info
 
@@ -41,6 +43,10 @@ class OpenAI:
             *self._tokenizer_routes("/v1"),
             Route("/v1/chat/completions", _Endpoint(self._posted(serve_chat), "POST")),
             Route("/v1/completions", _Endpoint(self._posted(serve_completion), "POST")),
+            Route("/v1/responses", _Endpoint(self._posted(serve_response), "POST")),
+            Route("/v1/responses/{id}", _Endpoint(_response_not_kept), methods=["GET", "DELETE"]),
+            Route("/v1/responses/{id}/input_items", _Endpoint(_response_not_kept), methods=["GET"]),
+            Route("/v1/responses/{id}/cancel", _Endpoint(_response_not_kept), methods=["POST"]),
             Route("/v1/models", _Endpoint(self._list_models, "GET", "HEAD")),
             Route("/v1/models/{id:path}", _Endpoint(self._retrieve_model, "GET", "HEAD")),
             Route("/v1/{path:path}", _Endpoint(_unknown_url)),
@@ -106,6 +112,10 @@ class _Endpoint:
 async def _unknown_url(scope: Scope, receive: Receive, send: Send) -> None:
     message = f"there is no endpoint {scope['method'][:20]} {scope['path'][:200]}"
     raise ServingError(Code.NOT_FOUND, message, reason="unknown_url")
+
+
+async def _response_not_kept(scope: Scope, receive: Receive, send: Send) -> None:
+    raise not_kept(None)
 
 
 async def _send_object(scope: Scope, send: Send, value: dict[str, object]) -> None:

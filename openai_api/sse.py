@@ -8,6 +8,7 @@ from starlette.types import Send
 from backends.api.errors import ServingError
 from openai_api.errors import error_body
 
+Failure = Callable[[ServingError], bytes]
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -23,6 +24,10 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
+def error_event(error: ServingError) -> bytes:
+    return event(error_body(error))
+
+
 class EventStream:
     """One streamed answer, from its head to its last byte.
 
@@ -31,18 +36,21 @@ class EventStream:
     connection: no failure looks like success. Several tasks may write; each write is whole events and goes out whole.
     """
 
-    __slots__ = ("_clock", "_send", "_sending", "_touched", "ended", "started")
+    __slots__ = ("_clock", "_failure", "_send", "_sending", "_touched", "ended", "started")
 
     def __init__(self, send: Send, clock: Callable[[], float]) -> None:
         self._send = send
         self._clock = clock
+        self._failure: Failure = error_event
         self._sending = 0  # writes that wait for the client to read
         self._touched = clock()  # when a write last ended, or the oldest of those under way began
         self.started = False
         self.ended = False
 
-    async def start(self, headers: list[tuple[bytes, bytes]]) -> None:
+    async def start(self, headers: list[tuple[bytes, bytes]], failure: Failure = error_event) -> None:
+        """Send the head. `failure` makes the event that tells of an error."""
         self.started = True
+        self._failure = failure
         await self._send({"type": "http.response.start", "status": 200, "headers": _HEAD + headers})
 
     async def write(self, events: bytes) -> None:
@@ -56,7 +64,7 @@ class EventStream:
 
     async def fail(self, error: ServingError) -> None:
         self.ended = True
-        await self._write(event(error_body(error)), more=False)
+        await self._write(self._failure(error), more=False)
 
     async def keep(self, interval: float, send_timeout: float) -> None:
         """Send a comment after `interval` seconds of silence (0: never), for as long as the stream lives.

@@ -19,7 +19,16 @@ def read_constraint(fields: Fields) -> Constraint | None:
 
     Whether the grammar itself can be kept to is for `check_grammar` to say.
     """
-    found = [each for each in (_response_format(fields), _structured_outputs(fields), *_guided(fields)) if each]
+    return _only_one(_response_format(fields), fields)
+
+
+def read_text_constraint(fields: Fields) -> Constraint | None:
+    """The same for `/v1/responses`, which has `text.format` for `response_format`."""
+    return _only_one(_text_format(fields), fields)
+
+
+def _only_one(formatted: Constraint | None, fields: Fields) -> Constraint | None:
+    found = [each for each in (formatted, _structured_outputs(fields), *_guided(fields)) if each]
     if len(found) > 1:
         first, second = found[0][1], found[1][1]
         raise invalid("invalid_value", second, f"'{second}' is not allowed together with '{first}'")
@@ -39,21 +48,41 @@ def _response_format(fields: Fields) -> Constraint | None:
     wanted = fields.child("response_format")
     if wanted is None:
         return None
-    kind = wanted.choice("type", ("text", "json_object", "json_schema"))
-    if kind is None:
-        raise wanted.missing("type")
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return ANY_OBJECT, "response_format"
+    kind = _format_kind(wanted)
+    if kind != "json_schema":
+        return _schemaless(kind, "response_format")
     described = wanted.child("json_schema")
     if described is None:
         raise invalid("missing_required_parameter", "response_format", "'response_format.json_schema' is required")
+    return _described(described), "response_format"
+
+
+def _text_format(fields: Fields) -> Constraint | None:
+    text = fields.child("text")
+    wanted = None if text is None else text.child("format")
+    if wanted is None:
+        return None
+    kind = _format_kind(wanted)
+    return (_described(wanted), "text.format") if kind == "json_schema" else _schemaless(kind, "text.format")
+
+
+def _format_kind(wanted: Fields) -> str:
+    kind = wanted.choice("type", ("text", "json_object", "json_schema"))
+    if kind is None:
+        raise wanted.missing("type")
+    return kind
+
+
+def _schemaless(kind: str, param: str) -> Constraint | None:
+    return (ANY_OBJECT, param) if kind == "json_object" else None
+
+
+def _described(described: Fields) -> Grammar:
     described.string("name", 256)
     described.flag("strict")
     if described.raw("schema") is None:
         raise described.missing("schema")
-    return schema_grammar(described.raw("schema"), described.param("schema")), "response_format"
+    return schema_grammar(described.raw("schema"), described.param("schema"))
 
 
 def _structured_outputs(fields: Fields) -> Constraint | None:

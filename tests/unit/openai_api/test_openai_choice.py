@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from backends.api.errors import Code, ServingError
 from backends.api.request import FinishReason, GenerateRequest, SamplingParams, TokenEvent
 from backends.text.stream import TextOptions, TextStream
-from openai_api.choice import Choice, Delta, Echo
+from openai_api.choice import Choice, Delta, Echo, fold
 from tests.unit.openai_api.scripted import EOS, TOKENIZER, text_logprobs, tokens_of
 
 PROMPT = [1, 2, 3]
@@ -48,7 +48,7 @@ TEXTS = st.text(st.sampled_from("ab🎉é STOP\n"), max_size=30)
 async def test_the_folded_stream_is_the_plain_answer(text, cuts, stops):
     tokens = tokens_of(text)
     single = range(len(tokens))
-    plain = await choice(events_of(tokens, single), tuple(stops)).whole()
+    plain = fold(await choice(events_of(tokens, single), tuple(stops)).rest())
     folded = Delta()
     for delta in await deltas_of(choice(events_of(tokens, cuts), tuple(stops))):
         folded.extend(delta)
@@ -71,7 +71,7 @@ async def test_no_delta_is_empty_or_holds_half_a_character(text, cuts):
 
 async def test_a_stop_string_tells_the_engine_to_stop():
     chosen = choice([TokenEvent(tokens_of("one STOP two"))], stop=("STOP",))
-    whole = await chosen.whole()
+    whole = fold(await chosen.rest())
     assert (whole.text, whole.finish_reason, whole.stop_reason) == ("one ", "stop", "STOP")
     assert len(whole.tokens) == len("one STOP")
     assert chosen.request.stream.cancelled
@@ -87,14 +87,14 @@ async def test_tokens_without_text_wait_for_those_that_complete_it():
 
 async def test_a_cut_character_becomes_one_replacement_at_the_end():
     tokens = tokens_of("a🎉")[:-1]
-    whole = await choice([TokenEvent(tokens, finish=FinishReason.LENGTH)]).whole()
+    whole = fold(await choice([TokenEvent(tokens, finish=FinishReason.LENGTH)]).rest())
     assert (whole.text, whole.finish_reason) == ("a\ufffd", "length")
 
 
 async def test_an_echo_comes_first_with_its_logprobs_and_counts_no_tokens():
     found = [None, text_logprobs(2, 1), text_logprobs(3, 1)]
     event = TokenEvent(tokens_of("x"), [text_logprobs(0, 1)], FinishReason.LENGTH, prompt_logprobs=found)
-    whole = await choice([event], echo=Echo("echo ", with_entries=True)).whole()
+    whole = fold(await choice([event], echo=Echo("echo ", with_entries=True)).rest())
     assert whole.text == "echo x"
     assert whole.tokens == tokens_of("x")
     assert [entry for _, entry in whole.entries[:3]] == found
@@ -103,7 +103,7 @@ async def test_an_echo_comes_first_with_its_logprobs_and_counts_no_tokens():
 
 async def test_an_echo_alone_drops_what_the_engine_had_to_make():
     event = TokenEvent(tokens_of("x"), finish=FinishReason.LENGTH)
-    whole = await choice([event], echo=Echo("echo", alone=True)).whole()
+    whole = fold(await choice([event], echo=Echo("echo", alone=True)).rest())
     assert (whole.text, whole.tokens, whole.finish_reason) == ("echo", [], "length")
 
 
@@ -111,5 +111,5 @@ async def test_a_stream_that_ends_without_a_reason_is_an_error():
     chosen = choice([TokenEvent(tokens_of("x"))])
     chosen.request.stream.finish()
     with pytest.raises(ServingError) as caught:
-        await chosen.whole()
+        await chosen.rest()
     assert caught.value.code is Code.INTERNAL

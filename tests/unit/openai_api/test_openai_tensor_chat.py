@@ -165,3 +165,10 @@ async def test_a_caller_who_leaves_cancels_its_work() -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert model.requests[0].stream.cancelled
+
+
+async def test_it_has_no_responses_and_says_where_it_answers() -> None:
+    async with client_of(Custom(HELLO)) as client:
+        status, error = await client.error("/v1/responses", {"model": "custom", "input": "hi"})
+    assert (status, error["code"], error["param"]) == (400, "unsupported_endpoint", "model")
+    assert "/v1/chat/completions" in error["message"]
