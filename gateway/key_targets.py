@@ -38,6 +38,8 @@ def http_target(method: str, path: str, *, guard_metrics: bool) -> Target | None
         return Target(EVERY_FACE) if guard_metrics else None
     if path == "/v2" or path.startswith("/v2/"):
         return _kserve_target(reads, path.split("/"))
+    if path == "/reset_prefix_cache":
+        return Target(_ADMIN)
     return Target(_OPENAI, is_work=not reads)
 
 

@@ -39,6 +39,10 @@ class Catalog:
         model = self._live(model_id)
         return (model_id, model) if speaks_in_tensors(model) else None
 
+    def text_models(self) -> list[TextModel]:
+        """Every version that is ready."""
+        return [model for model in self._list() if is_text_model(model)]
+
     def cards(self) -> dict[str, object]:
         return {"object": "list", "data": [self._card(model_id, model) for model_id, model in self._ids().items()]}
 

@@ -24,6 +24,10 @@ class TextModel(LiveModel, Protocol):
         """Take a request; its tokens come on its stream. Raises ServingError if refused at once."""
         ...
 
+    def clear_cache(self) -> None:
+        """No later request finds a prefix computed before now."""
+        ...
+
 
 def is_text_model(model: LiveModel) -> TypeGuard[TextModel]:
     # not isinstance: checking every member of a protocol takes 20 microseconds, on every request

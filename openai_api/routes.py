@@ -41,6 +41,7 @@ class OpenAI:
         return [
             *self._tokenizer_routes(""),
             *self._tokenizer_routes("/v1"),
+            Route("/reset_prefix_cache", _Endpoint(self._reset_prefix_cache, "POST")),
             Route("/v1/chat/completions", _Endpoint(self._posted(serve_chat), "POST")),
             Route("/v1/completions", _Endpoint(self._posted(serve_completion), "POST")),
             Route("/v1/responses", _Endpoint(self._posted(serve_response), "POST")),
@@ -81,6 +82,11 @@ class OpenAI:
 
     async def _tokenizer_info(self, scope: Scope, receive: Receive, send: Send) -> None:
         await _send_object(scope, send, tokenizer_info(self._catalog))
+
+    async def _reset_prefix_cache(self, scope: Scope, receive: Receive, send: Send) -> None:
+        for model in self._catalog.text_models():
+            model.clear_cache()
+        await _send_object(scope, send, {})
 
     async def _retrieve_model(self, scope: Scope, receive: Receive, send: Send) -> None:
         # the server has decoded the path: `org%2Fmodel` is `org/model` here

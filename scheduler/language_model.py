@@ -53,6 +53,10 @@ class LanguageModel:
             raise ServingError(Code.UNAVAILABLE, f"model '{self.config.name}' is being unloaded")
         self.engine.generate(request)
 
+    def clear_cache(self) -> None:
+        """No later request finds a prefix computed before now."""
+        self.engine.clear_cache()
+
     def infer(self, request: InferenceRequest) -> None:
         """Take text and answer with text (triton spec 8.2). Raises ServingError if refused at once."""
         if self._closing:

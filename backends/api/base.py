@@ -189,6 +189,10 @@ class TokenEngine(Protocol):
     @property
     def load(self) -> EngineLoad: ...
 
+    def clear_cache(self) -> None:
+        """No later request finds a block computed before now."""
+        ...
+
     async def drain(self) -> None:
         """Return once every request taken so far has ended."""
         ...

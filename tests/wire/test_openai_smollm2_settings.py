@@ -109,6 +109,16 @@ def test_a_prompt_comes_from_the_cache_the_second_time_in_whole_blocks(client):
     assert second.total_tokens == second.prompt_tokens + second.completion_tokens
 
 
+def test_a_reset_cache_has_no_prefixes_and_the_same_answers(client, server):
+    messages = [{"role": "user", "content": "The shore is long. " * 20}]
+    before = ask(client, messages, temperature=0)
+    assert ask(client, messages, temperature=0).usage.prompt_tokens_details.cached_tokens > 64
+    assert httpx.post(f"http://127.0.0.1:{server.port}/reset_prefix_cache").status_code == 200
+    after = ask(client, messages, temperature=0)
+    assert after.usage.prompt_tokens_details.cached_tokens == 0
+    assert after.choices[0].message.content == before.choices[0].message.content
+
+
 def test_developers_several_system_messages_and_parts_are_taken(client):
     question = {"role": "user", "content": "Say hello."}
     parts = {"role": "user", "content": [{"type": "text", "text": "Say hello."}]}

@@ -47,6 +47,7 @@ def test_metrics_need_any_key_when_guarded() -> None:
         ("POST", "/v1/chat/completions", {OPENAI}, "", True),
         ("GET", "/v1/models", {OPENAI}, "", False),
         ("POST", "/tokenize", {OPENAI}, "", True),
+        ("POST", "/reset_prefix_cache", {ADMIN}, "", False),
     ],
 )
 def test_paths_need_a_right(method: str, path: str, faces: set[Face], model: str, is_work: bool) -> None:

@@ -111,6 +111,9 @@ class ScriptedModel:
     def infer(self, request: InferenceRequest) -> None:
         raise ServingError(Code.UNSUPPORTED, "text only")
 
+    def clear_cache(self) -> None:
+        self.num_cached = 0
+
     async def close(self) -> None: ...
 
     async def _run(self, request: GenerateRequest) -> None:

@@ -574,3 +574,14 @@ async def test_the_service_tier_is_echoed_only_to_those_who_named_one():
     async with client_of(ScriptedModel(says("x"))) as client:
         assert (await client.chat(service_tier="auto"))["service_tier"] == "default"
         assert "service_tier" not in await client.chat()
+
+
+async def test_prefixes_are_forgotten_on_demand():
+    model = ScriptedModel(says("x"), num_cached=16)
+    async with client_of(model) as client:
+        before = await client.chat()
+        assert (await client.http.post("/reset_prefix_cache")).status_code == 200
+        after = await client.chat()
+        assert (await client.http.get("/reset_prefix_cache")).status_code == 405
+    cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in (before, after)]
+    assert cached == [16, 0]
