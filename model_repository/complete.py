@@ -29,6 +29,7 @@ FRAMEWORKS = (
     Framework("tensorflow", "tensorflow_graphdef", "model.graphdef"),
     Framework("openvino", "", "model.xml"),
     Framework("python", "", "model.py"),
+    Framework("pytorch", "", "model.py"),  # last: without a backend in the config it is a custom model
 )
 ENSEMBLE = "ensemble"
 LLM = "llm"
@@ -66,7 +67,9 @@ def _with_framework(config: ModelConfig, versions: Sequence[Path]) -> ModelConfi
     ]
     if not candidates:
         return _without_framework(config)
-    chosen = _present(candidates, config, versions) or candidates[0]
+    # what lies beside a Python file are its weights
+    python_first = sorted(candidates, key=lambda framework: framework.filename != "model.py")
+    chosen = _present(python_first, config, versions) or candidates[0]
     return replace(
         config,
         backend=chosen.backend,

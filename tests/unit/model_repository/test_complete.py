@@ -39,6 +39,16 @@ def test_backend_and_platform_tell_each_other(tmp_path: Path, file: str, expecte
     assert complete(ModelConfig("m", backend=backend), "m", [tmp_path]).default_model_filename == file
 
 
+def test_a_python_file_is_a_custom_model_or_a_module_with_its_weights_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "model.py").touch()
+    assert complete(ModelConfig("m"), "m", [tmp_path]).backend == "python"
+    (tmp_path / "model.pt").touch()
+    config = complete(ModelConfig("m", backend="pytorch"), "m", [tmp_path])
+    assert (config.platform, config.default_model_filename) == ("", "model.py")
+    config = complete(ModelConfig("m", platform="pytorch_libtorch"), "m", [tmp_path])
+    assert config.default_model_filename == "model.pt"
+
+
 def test_a_named_file_is_kept_and_tells_the_platform(tmp_path: Path) -> None:
     config = complete(ModelConfig("m", backend="pytorch", default_model_filename="net.pt2"), "m", [tmp_path])
     assert (config.platform, config.default_model_filename) == ("torch_aoti", "net.pt2")
