@@ -60,8 +60,8 @@ def write_models(folder: Path, backend: str) -> Path:
 @contextmanager
 def triton(folder: Path) -> Iterator[tuple[str, str]]:
     """A real Triton with the models; its HTTP and gRPC addresses. Raises TritonUnavailableError."""
-    with triton_server(folder, write_models(folder / "models", "python")) as addresses:
-        yield addresses
+    with triton_server(folder, write_models(folder / "models", "python")) as (http, grpc, _):
+        yield http, grpc
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def test_every_difference_is_about_a_case() -> None:
 @pytest.mark.slow
 def test_the_recordings_are_what_triton_answers(tmp_path: Path) -> None:
     try:
-        with triton_server(tmp_path) as (http_address, grpc_address):
+        with triton_server(tmp_path) as (http_address, grpc_address, _):
             with httpx.Client(base_url=f"http://{http_address}", timeout=20) as http:
                 from_http = {name: http_cases.send(http, case) for name, case in http_cases.CASES.items()}
             with grpc.insecure_channel(grpc_address) as channel:

@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.oracle.triton_models import write_repository
 
@@ -26,11 +27,19 @@ class TritonUnavailableError(Exception):
     """Why no Triton can be started here."""
 
 
-@contextmanager
-def triton_server(folder: Path, repository: Path | None = None) -> Iterator[tuple[str, str]]:
-    """A running Triton with the models of `repository`, else of `triton_models`; gives its HTTP and gRPC `host:port`.
+class Addresses(NamedTuple):
+    """`host:port` of each."""
 
-    `folder` holds its log. Raises TritonUnavailableError.
+    http: str
+    grpc: str
+    metrics: str
+
+
+@contextmanager
+def triton_server(folder: Path, repository: Path | None = None, **more: str) -> Iterator[Addresses]:
+    """A running Triton with the models of `repository`, else of `triton_models`.
+
+    `folder` holds its log; `more` are flags, with `_` for `-`. Raises TritonUnavailableError.
     """
     home = _built(Path(os.environ.get("TIDEGATE_ORACLE") or Path.home() / ".cache" / "tidegate-oracle"))
     repository = repository or write_repository(folder / "models")
@@ -51,14 +60,16 @@ def triton_server(folder: Path, repository: Path | None = None) -> Iterator[tupl
         "grpc-address": "127.0.0.1",
         "http-port": ports[0],
         "grpc-port": ports[1],
-        "allow-metrics": "false",
+        "metrics-address": "127.0.0.1",
+        "metrics-port": ports[2],
+        **{flag.replace("_", "-"): value for flag, value in more.items()},
     }
     command = [str(server / "bin" / "tritonserver"), *(f"--{flag}={value}" for flag, value in flags.items())]
     with (folder / "triton.log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
         try:
             _wait_until_ready(process, ports[0])
-            yield f"127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[1]}"
+            yield Addresses(*(f"127.0.0.1:{port}" for port in ports))
         finally:
             process.terminate()
             try:

@@ -19,6 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60
+NUM_INSTANCES = 14
 
 
 def free_port() -> int:
@@ -91,6 +92,11 @@ def test_the_example_models_answer_their_client(
     assert examples.squares(served.grpc, 5) == [0, 1, 4, 9, 16]
     assert examples.squares(served.grpc, 0) == []
     assert examples.sum_of_squares(client, 4) == 14
+    assert examples.add_by_name(client, "add_sub", 2.0, 3.0) == [5.0] * 4
+    assert examples.sums_of_squares(served.grpc, 4) == [0, 1, 5, 14]
+    assert examples.repeated(served.grpc, [7, 7, 8]) == [7, 7, 8]
+    assert examples.count_down(served.grpc, 2) == [2, 1, 0]
+    assert examples.where(client) == ["MODEL", "0", "anywhere_0"]
     assert examples.upper(client, "grüße") == "GRÜSSE"
     assert examples.pixels(client, b"P6 2 1 255\n" + bytes([255, 0, 0, 0, 0, 255])) == [[[1, 0]], [[0, 0]], [[0, 1]]]
 
@@ -138,7 +144,7 @@ def test_a_stream_over_http_is_server_sent_events(served: Served) -> None:
 def test_the_end_of_the_server_is_the_end_of_its_models() -> None:
     server = Served(ROOT / "examples" / "python_models")
     children = psutil.Process(server.process.pid).children()
-    assert len(children) == 6
+    assert len(children) == NUM_INSTANCES
     server.process.kill()
     _, alive = psutil.wait_procs(children, PATIENCE)
     assert not alive
