@@ -91,9 +91,10 @@ def test_allowed_requirements_are_installed_into_an_environment_of_the_model(tmp
 
 
 def test_frames_are_the_same_without_msgspec() -> None:
-    request = RequestFrame(3, "id", "seq", 1, 0, {"a": 1.5, "b": None}, ["OUT"], [TensorFrame("x", "FP32", [1], 4, -1)])
+    tensor = TensorFrame("x", "FP32", [1], 4, -1)
+    request = RequestFrame(3, "id", "seq", 1, 0, {"a": 1.5, "b": None}, ["OUT"], [tensor], window=2)
     for frame in (Batch(1, [request]), Call(1, 2, True, "m", "", False, request)):
-        plain = [*frame[:-1], [[*request[:-1], [list(request.inputs[0])]]]]
+        plain = [*frame[:-1], [[*request[:-2], [list(tensor)], 2]]]
         if isinstance(frame, Call):
             plain[-1] = plain[-1][0]
         assert rebuild(type(frame), plain) == frame
