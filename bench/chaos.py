@@ -33,7 +33,8 @@ from backends.python.supervisor import Supervisor
 from model_repository.complete import complete
 from model_repository.pbtxt import parse_json, parse_text, to_json
 from scheduler.alarm import Alarm
-from scheduler.python_model import PythonModel, load_python_model
+from scheduler.load import start_tensor_model
+from scheduler.python_model import PythonModel
 
 ANSWER, RAISE, REFUSE, COUNT, GARBAGE, EXIT, CRASH, HANG = range(8)
 _WEIGHTS = (200, 4, 4, 2, 1, 1, 1, 1)
@@ -125,7 +126,7 @@ async def _load(folder: Path) -> PythonModel:
     to_text, of_text = config_texts(to_json, parse_json)
     backend = PythonBackend(config, folder / "1", "1", to_json=to_text, of_json=of_text)
     backend.supervisor = Supervisor(first=0.01, longest=0.2)
-    return await load_python_model(backend, config, "1", folder / "warmup", alarm=Alarm())
+    return await start_tensor_model(backend, config, "1", folder / "warmup", alarm=Alarm())
 
 
 async def _client(model: PythonModel, rng: random.Random, end: float, ends: Counter[str], faults: list[str]) -> None:

@@ -27,7 +27,7 @@ class Seat:
     Whoever has more to wait for than work brings a gate of its own.
     """
 
-    __slots__ = ("busy", "called", "gate", "timing")
+    __slots__ = ("busy", "called", "gate", "leaving", "timing")
 
     def __init__(self, gate: Gate | None = None) -> None:
         self.gate: Gate = threading.Lock() if gate is None else gate
@@ -36,6 +36,7 @@ class Seat:
         self.called = False  # the gate was opened and the thread has not come back yet
         self.timing = False  # it waits for a batch's delay to pass
         self.busy = False  # it has a batch
+        self.leaving = False  # it was dismissed
 
 
 class BatchScheduler:
@@ -109,20 +110,24 @@ class BatchScheduler:
             return self._queue.remove(waiting)
 
     def take(self, seat: Seat) -> list[Waiting] | None:
-        """The next batch for the calling thread, None when the scheduler is closed and empty. Blocks.
+        """The next batch for the calling thread, None when it was dismissed or the scheduler is closed and empty. Blocks.
 
         To ask again is to say that the last batch is finished.
         """
         self._finish(seat)
         while True:
             with self._lock:
+                was_called = seat.called  # for a batch that only it may know of
                 self._return(seat)
+                if seat.leaving and not was_called:
+                    self._call_one()  # in place of this one, which may have been the one to wait for a delay
+                    return None
                 batch, refused, wait = self._form()
                 if batch:
                     seat.busy = True
                     if len(self._queue):
                         self._call_one()
-                is_over = not batch and self._closing
+                is_over = not batch and (self._closing or seat.leaving)
                 if not batch and not is_over:
                     self._sit_down(seat, wait)
             self._refuse(refused)
@@ -142,6 +147,14 @@ class BatchScheduler:
     def resume(self) -> None:
         with self._lock:
             self._suspended = None
+
+    def dismiss(self, seat: Seat) -> None:
+        """Let the thread of `seat` go: after its batch, or now if it waits for work."""
+        with self._lock:
+            seat.leaving = True
+            if not seat.called:
+                self._stand_up(seat)
+                seat.gate.release()
 
     def close(self) -> None:
         """Refuse new requests, hand out what is queued without delay, then let every thread go."""
@@ -212,7 +225,11 @@ class BatchScheduler:
             seat.called = False
             self._num_called -= 1
             seat.gate.acquire(blocking=False)  # still open if the wait had ended by itself just before the call
-        elif seat in self._idle:
+        else:
+            self._stand_up(seat)
+
+    def _stand_up(self, seat: Seat) -> None:
+        if seat in self._idle:
             self._idle.remove(seat)
             if seat.timing:
                 seat.timing = False

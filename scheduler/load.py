@@ -1,22 +1,20 @@
 """From a config and a version folder to a serving tensor model."""
 
 import asyncio
-from functools import partial
 from pathlib import Path
 
-from backends.api.base import Placement, TensorBackend, TensorInstance
+from backends.api.base import RequestBackend, TensorBackend
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from backends.api.registry import open_backend
+from backends.python.backend import PythonBackend
 from scheduler.alarm import Alarm
-from scheduler.instances import InstanceThread, placements
-from scheduler.merge import BatchLayout
+from scheduler.python_model import PythonModel
 from scheduler.ragged import BATCH_INPUT_KINDS, SCATTER
-from scheduler.rate_limit import Claim, RateLimiter
+from scheduler.rate_limit import RateLimiter
 from scheduler.response_cache import ResponseCache
 from scheduler.sequence_slots import SlotBackend, with_sequence_tensors
 from scheduler.tensor_model import TensorModel
-from scheduler.warmup import warm_up
 
 
 async def load_tensor_model(
@@ -41,7 +39,7 @@ async def load_tensor_model(
 
 
 async def start_tensor_model(
-    backend: TensorBackend,
+    backend: TensorBackend | RequestBackend,
     config: ModelConfig,
     version: str,
     warmup_folder: Path,
@@ -51,15 +49,19 @@ async def start_tensor_model(
     limiter: RateLimiter | None = None,
 ) -> TensorModel:
     """The same over an open backend, which is closed if this fails."""
-    if config.sequence_batching is not None:
+    if config.sequence_batching is not None and not isinstance(backend, RequestBackend):
         backend = SlotBackend(backend, warmup_folder.parent / "initial_state")
     try:
         config = await asyncio.to_thread(backend.complete, config)
-        check_supported(config)
-        model = TensorModel(config, version, backend, alarm, cache if config.response_cache else None)
-        await _start_instances(model, backend, warmup_folder, limiter)
+        if not isinstance(backend, RequestBackend):
+            check_supported(config)
+        kind = PythonModel if isinstance(backend, PythonBackend) else TensorModel
+        model = kind(config, version, backend, warmup_folder, alarm=alarm, cache=cache, limiter=limiter)
+        await model.set_instances(config.instance_groups)
     except BaseException:
-        await asyncio.to_thread(backend.close)
+        if isinstance(backend, RequestBackend):
+            backend.stopping()
+        await asyncio.shield(asyncio.to_thread(backend.close))
         raise
     return model
 
@@ -93,48 +95,3 @@ def check_supported(config: ModelConfig) -> None:
                 f"model '{config.name}': batch output kind '{output.kind}' expects 1 source input, "
                 f"got {len(output.source_inputs)}",
             )
-
-
-async def _start_instances(
-    model: TensorModel, backend: TensorBackend, warmup_folder: Path, limiter: RateLimiter | None
-) -> None:
-    config = model.config
-    layout = BatchLayout(config)
-
-    def make(placement: Placement) -> TensorInstance:
-        instance = backend.instance(placement)
-        try:
-            warm_up(instance, config, layout, warmup_folder)
-        except BaseException:
-            instance.close()
-            raise
-        return instance
-
-    threads: list[InstanceThread[TensorInstance]] = []
-    claims: list[Claim] = []
-    try:
-        for group, placement in placements(config, backend.num_gpus):
-            claim = limiter.claim(group, placement) if limiter is not None and group.resources else None
-            if claim is not None:
-                claims.append(claim)
-            serve = model.wait_for_close if group.passive else partial(model.serve, claim)
-            threads.append(InstanceThread(placement, partial(make, placement), serve))
-        for outcome in await asyncio.gather(
-            *(asyncio.wrap_future(thread.ready) for thread in threads), return_exceptions=True
-        ):
-            if isinstance(outcome, BaseException):
-                raise _as_load_error(config, outcome)
-    except BaseException:
-        for thread in threads:
-            thread.abandon()
-        await asyncio.gather(*(asyncio.to_thread(thread.join) for thread in threads))
-        for claim in claims:
-            claim.drop()
-        raise
-    model.start(threads, claims)
-
-
-def _as_load_error(config: ModelConfig, error: BaseException) -> BaseException:
-    if isinstance(error, ServingError) or not isinstance(error, Exception):
-        return error
-    return ServingError(Code.INTERNAL, f"model '{config.name}': {str(error) or type(error).__name__}")

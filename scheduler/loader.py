@@ -21,8 +21,7 @@ from scheduler.ensemble import Find, load_ensemble
 from scheduler.labels import read_labels
 from scheduler.language_config import check_language_config
 from scheduler.language_model import LanguageModel
-from scheduler.load import load_tensor_model
-from scheduler.python_model import PythonModel, load_python_model
+from scheduler.load import load_tensor_model, start_tensor_model
 from scheduler.rate_limit import RateLimiter
 from scheduler.response_cache import ResponseCache
 from scheduler.tensor_model import TensorModel
@@ -96,7 +95,7 @@ class ModelLoader:
         model.labels = labels
         return model
 
-    async def _python_model(self, config: ModelConfig, version: str, folder: Path) -> PythonModel:
+    async def _python_model(self, config: ModelConfig, version: str, folder: Path) -> TensorModel:
         parts = self._python
         if parts is None:
             raise ServingError(Code.UNSUPPORTED, f"model '{config.name}': this server runs no custom models")
@@ -113,7 +112,7 @@ class ModelLoader:
             services=self._calls,
             environments=parts.environments,
         )
-        return await load_python_model(
+        return await start_tensor_model(
             backend,
             config,
             version,

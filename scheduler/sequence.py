@@ -105,7 +105,9 @@ class SequenceScheduler:
         return bool(refused)
 
     def take(self, seat: Seat) -> list[Waiting] | None:
-        """The next batch for the calling thread, None when the scheduler is closed and has nothing for it. Blocks.
+        """The next batch for the calling thread, None when it was dismissed or the scheduler is closed, and nothing is left for it.
+
+        Blocks.
 
         To ask again is to say that the last batch is finished.
         """
@@ -114,7 +116,7 @@ class SequenceScheduler:
                 lane = self._return(seat)
                 refused = self._table.finished(lane, time.monotonic())
                 batch, wait = self._form(lane)
-                is_leaving = self._closing and not batch
+                is_leaving = not batch and (self._closing or (seat.leaving and lane.is_empty))
                 if is_leaving:
                     self._table.remove_lane(self._lanes.pop(seat))
                 elif not batch:
@@ -147,6 +149,17 @@ class SequenceScheduler:
     def resume(self) -> None:
         with self._lock:
             self._suspended = None
+
+    def dismiss(self, seat: Seat) -> None:
+        """Let the thread of `seat` go when the sequences that it has are over; it gets no new ones."""
+        with self._lock:
+            seat.leaving = True
+            lane = self._lanes.get(seat)
+            if lane is None:  # it serves nobody, or has not come yet
+                seat.gate.release()
+            else:
+                lane.is_leaving = True
+                self._call_ready()
 
     def close(self) -> None:
         """Refuse new requests, hand out what is queued without delay, then let every thread go."""
@@ -185,11 +198,11 @@ class SequenceScheduler:
             seat.gate.acquire(blocking=False)  # still open if the wait had ended by itself just before the call
         lane = self._lanes.get(seat)
         if lane is None:
-            lane = self._lanes[seat] = self._table.add_lane()
+            lane = self._lanes[seat] = self._table.add_lane(is_leaving=seat.leaving)
         return lane
 
     def _call_ready(self) -> None:
-        for seat in [seat for seat in self._sitting if self._lanes[seat].ready]:
+        for seat in [seat for seat in self._sitting if self._lanes[seat].has_business]:
             self._call(seat)
 
     def _call(self, seat: Seat) -> None:

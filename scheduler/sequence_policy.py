@@ -62,12 +62,24 @@ class Box:
 
 @dataclass(slots=True, eq=False)
 class Lane:
+    """`is_leaving`: it takes no new sequence, and goes when those it has are over."""
+
     number: int
     slots: list[Box | None]
+    is_leaving: bool = False
 
     @property
     def num_free(self) -> int:
-        return self.slots.count(None)
+        return 0 if self.is_leaving else self.slots.count(None)
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(self.slots)
+
+    @property
+    def has_business(self) -> bool:
+        """Whether its thread has something to do."""
+        return bool(self.ready) or (self.is_leaving and self.is_empty)
 
     @property
     def ready(self) -> list[Box]:

@@ -43,8 +43,8 @@ class SequenceTable:
     def num_sequences(self) -> int:
         return len(self._boxes)
 
-    def add_lane(self) -> Lane:
-        lane = Lane(next(self._numbers), [None] * self._policy.num_slots)
+    def add_lane(self, *, is_leaving: bool = False) -> Lane:
+        lane = Lane(next(self._numbers), [None] * self._policy.num_slots, is_leaving)
         self._lanes[lane] = None
         self._fill()
         return lane

@@ -2,35 +2,34 @@
 
 import asyncio
 import logging
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from math import inf
+from pathlib import Path
 from typing import Any
 
-from backends.api.base import RequestBackend, RequestInstance, TensorBackend, TensorInstance
+from backends.api.base import RequestBackend, TensorBackend
 from backends.api.errors import Code, ServingError
-from backends.api.model_config import ModelConfig, OldestStrategy
+from backends.api.model_config import InstanceGroup, ModelConfig, OldestStrategy
 from backends.api.request import InferenceRequest, InferenceResponse
 from backends.api.statistics import Failure, ModelStatistics
-from backends.api.tensor import Tensor
 from scheduler.alarm import Alarm
 from scheduler.batch import BatchPolicy, Waiting
-from scheduler.dynamic import STOPPING, BatchScheduler, Seat
+from scheduler.dynamic import STOPPING, BatchScheduler
 from scheduler.endings import Endings
-from scheduler.instances import InstanceThread
+from scheduler.hosts import ModelParts, host_of
+from scheduler.instances import Instances
 from scheduler.merge import BatchLayout
 from scheduler.ordering import OrderedDelivery
-from scheduler.rate_limit import Claim
-from scheduler.request_batch import RunningBatch
+from scheduler.rate_limit import RateLimiter
 from scheduler.response_cache import ResponseCache, key_of, num_input_bytes
 from scheduler.sequence import SequenceScheduler
 from scheduler.sequence_slots import SlotBackend
 
 _LOG = logging.getLogger(__name__)
-Run = Callable[[list[Waiting]], None]
 _LARGE = 64 * 1024  # bytes of input that are hashed on the caller's thread: about 60 µs
 
 
@@ -49,9 +48,17 @@ class TensorModel:
         config: ModelConfig,
         version: str,
         backend: TensorBackend | RequestBackend,
+        warmup_folder: Path,
+        *,
         alarm: Alarm,
         cache: ResponseCache | None = None,
+        limiter: RateLimiter | None = None,
     ) -> None:
+        """Over an open backend, which has completed `config`. Serves nothing before `set_instances`.
+
+        `cache` is used where the config says so.
+        """
+        cache = cache if config.response_cache else None
         self.statistics = ModelStatistics()
         self.labels: Mapping[str, Sequence[str]] = {}  # output -> class names, for the classification extension
         self._config = config
@@ -64,9 +71,10 @@ class TensorModel:
         self._scheduler = self._make_scheduler(alarm)
         self._readers = ThreadPoolExecutor(1, f"{config.name}_cache")  # its thread starts at first use
         self._endings = Endings(config.name, version, self.statistics, self._order, cache)
-        self._threads: list[InstanceThread[Any]] = []
-        self._claims: list[Claim] = []
-        self._drained = threading.Event()
+        parts = ModelParts(
+            config, version, self._layout, self._scheduler, self._endings, self.statistics, warmup_folder
+        )
+        self._instances: Instances[Any] = Instances(host_of(parts, backend), limiter)
         self._closing: asyncio.Future[None] | None = None
 
     @property
@@ -124,21 +132,14 @@ class TensorModel:
             self._closing = asyncio.ensure_future(asyncio.to_thread(self._shut))
         await asyncio.shield(self._closing)
 
-    def start(self, threads: Sequence[InstanceThread[Any]], claims: Sequence[Claim] = ()) -> None:
-        """Serve on `threads`, whose instances are ready; the model owns them and `claims` from here on."""
-        self._threads = list(threads)
-        self._claims = list(claims)
-        for thread in threads:
-            thread.go()
+    async def set_instances(self, groups: tuple[InstanceGroup, ...]) -> None:
+        """Run on these instance groups from now on. Requests go on, and so do the statistics. One call at a time.
 
-    def serve(self, claim: Claim | None, instance: TensorInstance) -> None:
-        """The life of an instance's thread: a batch, its answers, the next, until the model is closed and drained."""
-        self._serve(Seat(), claim, partial(self._run_merged, instance))
-
-    def serve_requests(self, claim: Claim | None, instance: RequestInstance) -> None:
-        """The same for an instance that takes the requests themselves, and may answer them later."""
-        self._serve(Seat(instance.gate), claim, partial(self._run_unmerged, instance))
-        instance.drain()
+        Raises ServingError for one that cannot be had; all is then as before.
+        """
+        config = replace(self._config, instance_groups=groups)
+        await self._instances.resize(config, self._backend.num_gpus)
+        self._config = config
 
     def suspend(self, error: ServingError) -> None:
         """No instance is left for now: whoever waits or comes gets `error`, until `resume`. On any thread."""
@@ -147,14 +148,6 @@ class TensorModel:
 
     def resume(self) -> None:
         self._scheduler.resume()
-
-    def wait_for_close(self, instance: TensorInstance | RequestInstance) -> None:
-        """The life of a passive instance's thread."""
-        self._drained.wait()
-
-    def _serve(self, seat: Seat, claim: Claim | None, run: Run) -> None:
-        while self._serve_one(seat, claim, run):
-            pass
 
     def _make_scheduler(self, alarm: Alarm) -> BatchScheduler | SequenceScheduler:
         expect = self._order.expect if self._order else None
@@ -218,82 +211,13 @@ class TensorModel:
     def _refuse(self, waiting: Waiting, error: ServingError) -> None:
         self._endings.failed(waiting, error, Failure.REJECTED)
 
-    # On an instance's thread
-
-    def _serve_one(self, seat: Seat, claim: Claim | None, run: Run) -> bool:
-        """One batch; a function of its own so that nothing of it stays referenced while the thread waits."""
-        batch = self._scheduler.take(seat)
-        if batch is None:
-            return False
-        if claim is None:
-            self._run(batch, run)
-        else:
-            with claim:
-                self._run(batch, run)
-        return True
-
-    def _run(self, batch: list[Waiting], run: Run) -> None:
-        live = self._without_cancelled(batch)
-        if not live:
-            return
-        try:
-            run(live)
-        except ServingError as error:
-            self._fail_all(live, error)
-        except BaseException as error:  # whatever a model raises, SystemExit too, ends its batch and not this thread
-            _LOG.exception("model '%s' version %s failed to execute", self._config.name, self._version)
-            text = str(error) or type(error).__name__
-            self._fail_all(live, ServingError(Code.INTERNAL, f"model '{self._config.name}' failed to execute: {text}"))
-
-    def _run_merged(self, instance: TensorInstance, batch: list[Waiting]) -> None:
-        self._endings.answered(batch, self._execute([waiting.request for waiting in batch], instance))
-
-    def _run_unmerged(self, instance: RequestInstance, batch: list[Waiting]) -> None:
-        running = RunningBatch(batch, self._layout, self._endings, self.statistics, decoupled=self._config.decoupled)
-        instance.execute_requests(running)
-
-    def _execute(self, requests: list[InferenceRequest], instance: TensorInstance) -> list[list[Tensor]]:
-        start = time.monotonic()
-        parts = self._layout.parts_of(requests)
-        inputs = self._layout.merge(requests)
-        merged = time.monotonic()
-        outputs = instance.execute(inputs, _wanted(requests))
-        executed = time.monotonic()
-        answers = self._layout.split(outputs, parts)
-        end = time.monotonic()
-        for request in requests:
-            times = request.times
-            times.compute_start = start
-            times.compute_input_end = merged
-            times.compute_output_start = executed
-            times.compute_end = end
-        self.statistics.executed(parts[-1].stop, requests[0].times)
-        return answers
-
-    def _without_cancelled(self, batch: list[Waiting]) -> list[Waiting]:
-        live = []
-        for waiting in batch:
-            if waiting.request.stream.ended:
-                self._endings.cancelled(waiting)
-            else:
-                live.append(waiting)
-        return live
-
-    def _fail_all(self, batch: list[Waiting], error: ServingError) -> None:
-        for waiting in batch:
-            self._endings.failed(waiting, error, Failure.BACKEND)
-
     def _shut(self) -> None:
         self._readers.shutdown()
         if isinstance(self._backend, RequestBackend):
             self._backend.stopping()
         self._scheduler.close()
-        self._drained.set()
-        for thread in self._threads:
-            thread.join()
+        self._instances.close()
         self._scheduler.closed()
-        for claim in self._claims:
-            claim.drop()
         self._backend.close()
 
 
@@ -302,10 +226,3 @@ def _preserves_order(config: ModelConfig, policy: BatchPolicy) -> bool:
     if sequence is not None and isinstance(sequence.strategy, OldestStrategy):
         return sequence.strategy.preserve_ordering
     return policy.preserve_ordering
-
-
-def _wanted(requests: list[InferenceRequest]) -> list[str]:
-    """The outputs somebody in a batch asked for; [] for all."""
-    if any(not request.outputs for request in requests):
-        return []
-    return list({output.name: None for request in requests for output in request.outputs})

@@ -1,15 +1,24 @@
-"""Warm-up: what `model_warmup` asks an instance to run before it serves."""
+"""Warm-up: what `model_warmup` asks an instance to run before it serves. Nothing of it is counted."""
 
+import time
 from pathlib import Path
 
 import numpy as np
 
-from backends.api.base import TensorInstance
+from backends.api.base import RequestInstance, TensorInstance
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig, Warmup, WarmupInput
-from backends.api.request import InferenceRequest
+from backends.api.request import InferenceRequest, InferenceResponse
+from backends.api.statistics import ModelStatistics
+from backends.api.stream import ResponseStream
 from backends.api.tensor import NUMPY_DTYPES, Tensor
+from scheduler.batch import Waiting
+from scheduler.endings import Endings
 from scheduler.merge import BatchLayout
+from scheduler.request_batch import RunningBatch
+from scheduler.sequence_controls import SequenceControls
+
+_PATIENCE = 600.0  # seconds a request of a custom model may take
 
 
 def warm_up(instance: TensorInstance, config: ModelConfig, layout: BatchLayout, folder: Path) -> None:
@@ -25,6 +34,51 @@ def warm_up(instance: TensorInstance, config: ModelConfig, layout: BatchLayout, 
             except Exception as error:
                 code = error.code if isinstance(error, ServingError) else Code.INTERNAL
                 raise ServingError(code, f"failed to run warmup sample '{sample.name}': {error}") from error
+
+
+def warm_up_requests(instance: RequestInstance, config: ModelConfig, layout: BatchLayout, folder: Path) -> None:
+    """The same for an instance that takes requests."""
+    controls = SequenceControls(config, with_slots=False) if config.sequence_batching else None
+    for sample in config.warmup:
+        for _ in range(max(1, sample.count)):
+            requests = make_requests(config, sample, folder)
+            for number, request in enumerate(requests):
+                request.stream = _Unread()
+                request.deadline = time.monotonic() + _PATIENCE
+                if controls is not None:
+                    request.sequence_id, request.sequence_start, request.sequence_end = number + 1, True, True
+                    request.inputs = [*request.inputs, *controls.tensors(request, number)]
+            _execute(instance, config, layout, requests)
+            for request in requests:
+                _check_answered(sample.name, request)
+
+
+def _execute(
+    instance: RequestInstance, config: ModelConfig, layout: BatchLayout, requests: list[InferenceRequest]
+) -> None:
+    statistics = ModelStatistics()  # nobody's
+    endings = Endings(config.name, "", statistics, None, None)
+    batch = [Waiting(request) for request in requests]
+    while batch:
+        instance.execute_requests(RunningBatch(batch, layout, endings, statistics, decoupled=config.decoupled))
+        instance.drain()
+        batch = [waiting for waiting in batch if waiting.again]
+        for waiting in batch:
+            waiting.again = waiting.request.sequence_start = False
+
+
+class _Unread(ResponseStream[InferenceResponse]):
+    """Keeps its end alone, so that its writer never waits for a reader."""
+
+    def put(self, item: InferenceResponse) -> None:
+        pass
+
+
+def _check_answered(sample: str, request: InferenceRequest) -> None:
+    try:
+        request.stream.poll()
+    except ServingError as error:
+        raise ServingError(error.code, f"failed to run warmup sample '{sample}': {error}") from error
 
 
 def make_requests(config: ModelConfig, sample: Warmup, folder: Path) -> list[InferenceRequest]:

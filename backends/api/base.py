@@ -127,6 +127,10 @@ class RequestInstance(Protocol):
         """Where its thread waits for work; the instance does its other business there meanwhile."""
         ...
 
+    def keep_alive(self) -> None:
+        """It serves: from now on what runs it is started again when it ends by itself. On any thread, once."""
+        ...
+
     def execute_requests(self, batch: RequestBatch) -> None:
         """Run `batch` and return when the next may come; answers may come later. Raises nothing."""
         ...

@@ -48,7 +48,6 @@ class PythonBackend:
         """`folder` is the version's. Raises ServingError: NOT_FOUND without a model.py, INVALID for options."""
         self.metrics = CustomMetrics()
         self.supervisor = Supervisor()
-        self.instances: list[PythonInstance] = []
         self.num_gpus = num_gpus
         self._config = config
         self._folder = folder.absolute()
@@ -69,6 +68,11 @@ class PythonBackend:
             config.name, self._folder, self._options.execution_env_path
         )
 
+    @property
+    def instances(self) -> list[PythonInstance]:
+        """Those that live now, for any thread to look at."""
+        return self.supervisor.instances
+
     def complete(self, config: ModelConfig) -> ModelConfig:
         """`config` with what the model's `auto_complete_config` adds."""
         process, completes = self._open()
@@ -80,17 +84,19 @@ class PythonBackend:
             process.end(0.0)
             raise
         self._first = process
+        if config.sequence_batching is not None and config.sequence_batching.states:
+            raise self._fault(
+                Code.UNSUPPORTED,
+                "a custom model keeps the state of its sequences itself, expected no sequence_batching.state",
+            )
         self._config = config
         return config
 
     def request_instance(self, placement: Placement) -> PythonInstance:
         calls = Calls(self._services, self.metrics)
-        instance = PythonInstance(
+        return PythonInstance(
             placement, self._config, self._version, self._options, self._start, calls, self.supervisor
         )
-        self.supervisor.started()
-        self.instances.append(instance)
-        return instance
 
     def stopping(self) -> None:
         self.supervisor.stopping.set()

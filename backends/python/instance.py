@@ -84,6 +84,7 @@ class PythonInstance:
         self._finalized = False
         self._process: ModelProcess | None = None
         self._abilities = Initialized(False, False)
+        self._is_kept = False
         try:
             self._process, self._abilities = start(self)
         except BaseException:
@@ -100,6 +101,10 @@ class PythonInstance:
         return self._exchange.num_open
 
     # RequestInstance
+
+    def keep_alive(self) -> None:
+        self._is_kept = True
+        self._supervisor.started(self)
 
     def execute_requests(self, batch: RequestBatch) -> None:
         if self._process is None:
@@ -122,6 +127,7 @@ class PythonInstance:
             self._process.end(grace if self._finalized else 0.0)
             self._process = None
         self._calls.close(self)
+        self._supervisor.left(self)
         self._drop_questions()
         self.mailbox.close()
 
@@ -239,6 +245,8 @@ class PythonInstance:
         self._exchange.fail_all(self._unhealthy())
         self._calls.process_ended(self)
         self._drop_questions()
+        if not self._is_kept:
+            return
         started = self._supervisor.restart(self, time.monotonic() - self._born, self._start)
         if started is not None:
             self._process, self._abilities = started

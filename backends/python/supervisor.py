@@ -30,14 +30,23 @@ class Supervisor:
         self.on_down: Callable[[ServingError], None] = lambda error: None
         self.on_up: Callable[[], None] = lambda: None
         self._first, self._longest, self._stable = first, longest, stable
+        self.instances: list[PythonInstance] = []  # replaced, never written into: any thread may look
         self._lock = threading.Lock()
-        self._num_alive = 0
+        self._alive: set[PythonInstance] = set()
         self._num_failures: dict[PythonInstance, int] = {}
         self.num_restarts = 0
 
-    def started(self) -> None:
+    def started(self, instance: "PythonInstance") -> None:
         with self._lock:
-            self._num_alive += 1
+            self.instances = [*self.instances, instance]
+            self._alive.add(instance)
+
+    def left(self, instance: "PythonInstance") -> None:
+        """It is closed."""
+        with self._lock:
+            self.instances = [each for each in self.instances if each is not instance]
+            self._alive.discard(instance)
+            self._num_failures.pop(instance, None)
 
     def pause(self, fd: int, timeout: float | None) -> None:
         """Wait for the eventfd and reset it, for an instance that has no process any more."""
@@ -52,7 +61,7 @@ class Supervisor:
     ) -> tuple[ModelProcess, Initialized] | None:
         """A new process once one has started; None when the model is being closed."""
         with self._lock:
-            self._num_alive -= 1
+            self._alive.discard(instance)
         failures = 0 if life >= self._stable else self._num_failures.get(instance, 0)
         while True:
             delay = min(self._first * 2.0 ** min(failures, 32), self._longest) if failures else 0.0
@@ -69,12 +78,12 @@ class Supervisor:
                 _LOG.error("%s: cannot be started again: %s", instance.placement.name, error.message)
                 self._failed(instance, error)
                 continue
-            self._succeeded()
+            self._succeeded(instance)
             return started
 
     def _failed(self, instance: "PythonInstance", error: ServingError) -> None:
         with self._lock:
-            if self._num_alive:
+            if self._alive:
                 return
         name = instance.placement.name
         self.on_down(
@@ -86,8 +95,8 @@ class Supervisor:
             )
         )
 
-    def _succeeded(self) -> None:
+    def _succeeded(self, instance: "PythonInstance") -> None:
         with self._lock:
-            self._num_alive += 1
+            self._alive.add(instance)
             self.num_restarts += 1
         self.on_up()

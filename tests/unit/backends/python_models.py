@@ -19,7 +19,8 @@ from model_repository.complete import complete
 from model_repository.pbtxt import parse_json, parse_text, to_json
 from scheduler.alarm import Alarm
 from scheduler.bls import ModelCalls
-from scheduler.python_model import PythonModel, load_python_model
+from scheduler.load import start_tensor_model
+from scheduler.python_model import PythonModel
 
 ALARM = Alarm()
 PATIENCE = 30.0  # seconds after which a test that hangs fails
@@ -82,7 +83,7 @@ class Loaded:
             self._services = ModelCalls(self.repository, asyncio.get_running_loop())
         backend = PythonBackend(parsed, folder / "1", "1", to_json=TO_TEXT, of_json=OF_TEXT, services=self._services)
         backend.supervisor = Supervisor(**{"first": 0.01, **changes})
-        model = await load_python_model(backend, parsed, "1", folder / "warmup", alarm=ALARM)
+        model = await start_tensor_model(backend, parsed, "1", folder / "warmup", alarm=ALARM)
         self.repository.models[name] = model
         return model
 

@@ -92,6 +92,7 @@ def config(
     max_batch_size: int = 8,
     batching: DynamicBatching | None = EAGER,
     count: int = 1,
+    instances: tuple[InstanceGroup, ...] = (),
     dims: tuple[int, ...] = (1,),
     **fields: object,
 ) -> ModelConfig:
@@ -102,7 +103,7 @@ def config(
         dynamic_batching=batching,
         inputs=(TensorSpec("IN", "FP32", dims),),
         outputs=(TensorSpec("OUT", "FP32", dims),),
-        instance_groups=(InstanceGroup(kind="KIND_CPU", count=count),),
+        instance_groups=instances or (InstanceGroup(kind="KIND_CPU", count=count),),
         **fields,  # type: ignore[arg-type]
     )
 
