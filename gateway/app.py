@@ -90,7 +90,8 @@ class Server:
         self._start: asyncio.Task[dict[str, ServingError]] | None = None
         self._grpc_started = False
         version = metadata.version("tidegate")
-        self.metrics = Metrics(lambda: self.repository.ready_models())
+        self.repository: Repository  # made below: what is made before asks for it later
+        self.metrics = Metrics(lambda: self.repository.live_models())
         self._loader = ModelLoader(
             self.metrics.engines.observer,
             cache=response_cache(settings.cache_config),
@@ -104,7 +105,9 @@ class Server:
                     _cache_folder("environments"), allow_requirements=settings.allow_model_requirements
                 ),
             ),
-            find=lambda name, version: self.repository.find_live(name, version),
+            find=lambda name, version, *, home, namespace: self.repository.find_step(
+                name, version, home=home, namespace=namespace
+            ),
         )
         self.repository = Repository(_repository_options(settings), self._loader)
         gate = make_gate(settings)
@@ -209,6 +212,7 @@ def _repository_options(settings: Settings) -> RepositoryOptions:
         poll_seconds=settings.repository_poll_secs,
         config_name=settings.model_config_name,
         load_threads=settings.model_load_thread_count,
+        load_retries=settings.model_load_retry_count,
         namespacing=settings.model_namespacing,
         exit_on_error=settings.exit_on_error,
         strict_readiness=settings.strict_readiness,

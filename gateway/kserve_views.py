@@ -93,8 +93,7 @@ def _duration(duration: Duration) -> dict[str, int]:
 def models_for_statistics(repository: Repository, name: str, version: str) -> Iterable[LiveModel]:
     """The models a statistics request is about. Raises ServingError(INVALID) for an unknown one, as Triton does."""
     if not name:
-        names = [model.config.name for model in repository.ready_models()]
-        return [repository.find(known, each) for known in names for each in repository.versions(known)]
+        return repository.live_models()
     versions = repository.versions(name)
     if not versions:
         raise ServingError(Code.INVALID, f"requested model '{name}' is not available")

@@ -45,6 +45,7 @@ class Settings:
         "repository", "use configs/NAME.pbtxt of a model instead of its config.pbtxt, where it exists", ""
     )
     model_load_thread_count: int = _setting("repository", "how many models may load at once", 4)
+    model_load_retry_count: int = _setting("repository", "how often a load that failed is tried again", 0)
     model_namespacing: bool = _setting(
         "repository", "let two repositories hold models of the same name, told apart by namespace", False
     )
@@ -168,6 +169,7 @@ class Settings:
         _check_range("exit_timeout_secs", self.exit_timeout_secs, 0, 86400)
         _check_range("repository_poll_secs", self.repository_poll_secs, 0.01, 86400)
         _check_range("model_load_thread_count", self.model_load_thread_count, 1, 1024)
+        _check_range("model_load_retry_count", self.model_load_retry_count, 0, 1000)
         _check_range("http_max_input_size", self.http_max_input_size, 1, 1 << 40)
         _check_range("sse_keep_alive_interval", self.sse_keep_alive_interval, 0, 3600)
         _check_range("log_request_chars", self.log_request_chars, 0, 1_000_000)

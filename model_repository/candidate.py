@@ -30,15 +30,16 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """`versions`: version -> its folder. `snapshot` is None for an override. `workspace` holds an override's files."""
+    """`versions`: version -> its folder. `snapshot` is of the files on disk; `workspace` holds an override's own."""
 
     config: ModelConfig
     versions: Mapping[str, Path]
-    snapshot: Snapshot | None = None
+    snapshot: Snapshot = ()
+    is_override: bool = False
     workspace: "TemporaryDirectory[str] | None" = None
 
 
-def from_folder(folder: Path, options: RepositoryOptions, snapshot: Snapshot | None = None) -> Candidate:
+def from_folder(folder: Path, options: RepositoryOptions, snapshot: Snapshot = ()) -> Candidate:
     """The model in `folder`, whose `snapshot` was taken before. Reads the disk.
 
     Raises ServingError, with file and line where there are any.
@@ -56,7 +57,9 @@ def from_folder(folder: Path, options: RepositoryOptions, snapshot: Snapshot | N
     return _candidate(config, folder.name, folder, _Source(file, places), options, snapshot=snapshot)
 
 
-def from_override(name: str, folder: Path | None, override: Override, options: RepositoryOptions) -> Candidate:
+def from_override(
+    name: str, folder: Path | None, override: Override, options: RepositoryOptions, snapshot: Snapshot = ()
+) -> Candidate:
     """The model that a load request describes, over `folder` or, with files, over a temporary folder of those alone.
 
     Raises ServingError; the temporary folder is then gone.
@@ -66,12 +69,12 @@ def from_override(name: str, folder: Path | None, override: Override, options: R
     if not override.files:
         if folder is None:
             raise unknown_to_load(name)
-        return _candidate(config, name, folder, source, options)
+        return _candidate(config, name, folder, source, options, snapshot=snapshot, is_override=True)
     workspace = TemporaryDirectory(prefix="tidegate-model-")
     try:
         root = Path(workspace.name) / name
         _write_files(root, override.files)
-        return _candidate(config, name, root, source, options, workspace=workspace)
+        return _candidate(config, name, root, source, options, is_override=True, workspace=workspace)
     except BaseException:
         workspace.cleanup()
         raise
@@ -90,7 +93,8 @@ def _candidate(
     source: _Source,
     options: RepositoryOptions,
     *,
-    snapshot: Snapshot | None = None,
+    snapshot: Snapshot = (),
+    is_override: bool = False,
     workspace: "TemporaryDirectory[str] | None" = None,
 ) -> Candidate:
     there = layout.version_folders(folder)
@@ -104,7 +108,7 @@ def _candidate(
         raise _at(source, error.param or "", error.message) from None
     for problem in problems(config, completed=not options.auto_complete):
         raise _at(source, problem.path, problem.message)
-    return Candidate(config, chosen, snapshot, workspace)
+    return Candidate(config, chosen, snapshot, is_override, workspace)
 
 
 def _at(source: _Source, path: str, message: str) -> ConfigError:

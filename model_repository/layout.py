@@ -89,6 +89,18 @@ def look(folders: Sequence[Path]) -> Snapshot:
     return tuple((f"{folder}/{path}", mtime, size) for folder in folders for path, mtime, size in snapshot(folder))
 
 
+def content(files: Snapshot, version: str) -> Snapshot:
+    """What of a model's snapshot one version runs on: not its configuration, not other versions."""
+    return tuple(entry for entry in files if _belongs(entry[0], version))
+
+
+def _belongs(path: str, version: str) -> bool:
+    top, slash, _ = path.partition("/")
+    if slash and _VERSION.fullmatch(top):
+        return top == version
+    return path != CONFIG_FILE and not (slash and top == "configs")
+
+
 def _folders(repository: Path) -> list[Path]:
     try:
         entries = sorted(repository.iterdir())

@@ -15,6 +15,7 @@ class RepositoryOptions:
     poll_seconds: float = 15.0
     config_name: str = ""
     load_threads: int = 4
+    load_retries: int = 0
     namespacing: bool = False
     exit_on_error: bool = True
     strict_readiness: bool = True

@@ -3,16 +3,10 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from backends.api.model_config import ModelConfig
 from model_repository.generation import Generation
 from model_repository.layout import Snapshot
+from model_repository.sources import ModelId
 from model_repository.states import UNLOADED, OnChange, State, VersionState
-
-
-def step_models(config: ModelConfig) -> tuple[str, ...]:
-    """The models of an ensemble's steps, each once; () for a config of another kind."""
-    steps = config.ensemble.steps if config.ensemble else ()
-    return tuple(dict.fromkeys(step.model_name for step in steps))
 
 
 @dataclass(slots=True, eq=False)
@@ -23,7 +17,7 @@ class Record:
     `seen` is the snapshot of the last load from disk, successful or not: what poll mode compares with.
     """
 
-    name: str
+    model: ModelId
     on_change: OnChange
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     generation: Generation | None = None
@@ -32,13 +26,17 @@ class Record:
     drains: "set[asyncio.Task[None]]" = field(default_factory=set)  # generations that are closing
 
     @property
+    def name(self) -> str:
+        return self.model.name
+
+    @property
     def is_serving(self) -> bool:
         return self.generation is not None
 
     @property
-    def step_models(self) -> tuple[str, ...]:
+    def steps(self) -> tuple[ModelId, ...]:
         """The models that a serving ensemble needs; () for others."""
-        return step_models(self.generation.candidate.config) if self.generation else ()
+        return self.generation.steps if self.generation else ()
 
     @property
     def is_unloaded(self) -> bool:
@@ -61,13 +59,13 @@ class Record:
         self._update({version: VersionState(State.LOADING) for version in versions if version not in live})
 
     def end_load(self, generation: Generation) -> Generation | None:
-        """`generation` answers from now on. Returns the one to close, whose other versions are UNLOADING."""
+        """`generation` answers from now on. Returns what is to close, whose other versions are UNLOADING."""
         old, self.generation = self.generation, generation
         gone = [version for version in (old.models if old else ()) if version not in generation.models]
         changes = {version: VersionState(State.UNLOADING) for version in gone}
         changes |= {version: VersionState(State.READY) for version in generation.models}
         self._update(changes, drop="")
-        return old
+        return old.without(generation.models) if old else None
 
     def fail_load(self, reasons: dict[str, str]) -> None:
         """Version -> why; "" is all of them. READY versions go on and carry the reason of the failed reload."""
@@ -124,4 +122,4 @@ class Record:
         self.states = {version: state for version, state in {**before, **changes}.items() if version != drop}
         for version, state in changes.items():
             if before.get(version) != state:
-                self.on_change(self.name, version, state.state, state.reason)
+                self.on_change(self.model.label, version, state.state, state.reason)

@@ -8,7 +8,6 @@ from typing import Any
 
 REFUSED = (
     "runtime",
-    "ensemble_scheduling.step.model_namespace",
     "cc_model_filenames",
     "model_operations",
     "model_repository_agents",

@@ -2,56 +2,44 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Mapping
 
 from backends.api.base import LiveModel, check_ready
 from backends.api.errors import Code, ServingError
-from backends.api.model_config import ModelConfig
 from model_repository import layout
-from model_repository.candidate import Override, from_folder, from_override
-from model_repository.generation import Generation, Loader, LoadError, load_generation, read_whole
-from model_repository.memory import trim
+from model_repository.candidate import Override
+from model_repository.generation import Loader
+from model_repository.lifecycle import Lifecycle, needed_by
 from model_repository.options import RepositoryOptions
-from model_repository.record import Record, step_models
+from model_repository.record import Record
 from model_repository.refusals import not_available
-from model_repository.states import IndexEntry, OnChange, State, log_change, reason_of
+from model_repository.sources import ModelId, Sources, choose
+from model_repository.states import IndexEntry, OnChange, State, log_change
 from model_repository.table import VersionTable
-from model_repository.texts import (
-    circular,
-    control_not_allowed,
-    load_failed,
-    not_unique,
-    step_failed,
-    stopping,
-    unknown_to_load,
-    unreadable,
-    versions_failed,
-)
+from model_repository.tasks import Tasks
+from model_repository.texts import ambiguous, control_not_allowed, stopping, unknown_to_load
 
 log = logging.getLogger(__name__)
 ALL = "*"
 
 
 class Repository:
-    """The one owner of the version table and of the models in it.
+    """The models of a server, by name. Owns the table that requests are answered from.
 
     Reading may be done from any thread, all else on the event loop. Loads and unloads of one model queue,
     those of different models run side by side. A load that has begun goes on if its caller leaves.
+    With namespacing a name may stand for several models: loads and unloads then mean all of them, and a request that
+    cannot tell them apart is refused.
     """
 
     def __init__(self, options: RepositoryOptions, loader: Loader, on_change: OnChange | None = None) -> None:
         self._options = options
-        self._loader = loader
-        self._on_change = on_change or log_change
-        self._slots = asyncio.Semaphore(options.load_threads)
-        self._records: dict[str, Record] = {}
+        self._sources = Sources(options.paths, options.namespacing)
         self._table = VersionTable()
-        self._start_up: frozenset[str] | None = None  # None until `start` has tried them all
-        self._awaiting: dict[str, tuple[str, ...]] = {}  # ensembles that load -> the models they wait for
-        self._tasks: set[asyncio.Task[None]] = set()  # loads, and the poller: what `close` cancels
-        self._closing = False
+        self._lifecycle = Lifecycle(options, self._sources, loader, self._table, on_change or log_change)
+        self._records = self._lifecycle.records
+        self._start_up: frozenset[ModelId] | None = None  # None until `start` has tried them all
+        self._tasks = Tasks()  # loads, and the poller: what `close` cancels
 
     # Reading
 
@@ -59,28 +47,38 @@ class Repository:
         """The live model for a request; "" is the newest version.
 
         Call `infer` on it without awaiting in between: a model that was swapped out refuses new work.
-        Raises ServingError: NOT_FOUND for no such model or version, UNAVAILABLE for one that is not ready.
+        Raises ServingError: NOT_FOUND for no such model or version, UNAVAILABLE for one that is not ready, INVALID for
+        a name that several models have.
         """
         model = self._table.get(name, version)
         if model is not None:
             return model
-        if self._closing:
+        if self._lifecycle.is_closing:
             raise stopping()
         if version.isdecimal() and version != str(int(version)):
             return self.find(name, str(int(version)))
-        raise not_available(self._records.get(name), name, version)
+        num_live = len(self._table.ids(name))
+        if num_live > 1:
+            raise ambiguous(name, num_live)
+        raise not_available(self._record(name), name, version)
 
-    def find_live(self, name: str, version: str = "") -> LiveModel:
-        """As `find`, and while the server stops too: for what an accepted request still needs."""
-        record = self._records.get(name) if self._closing else None
+    def find_step(self, name: str, version: str = "", *, home: str = "", namespace: str = "") -> LiveModel:
+        """What an ensemble of the repository `home` means by a step's model, as `choose` says; also while the server stops."""
+        model = self._table.get_of(ModelId(namespace or home, name), version)
+        if model is not None:
+            return model
+        record = self._records.get(choose(name, self._known(name), home=home, namespace=namespace))
         models = record.generation.models if record is not None and record.generation is not None else {}
         model = models.get(version or max(models, key=int, default=""))
-        return self.find(name, version) if model is None else model
+        if model is not None:
+            return model
+        if self._lifecycle.is_closing:
+            raise stopping()
+        raise not_available(record, name, version)
 
     def is_ready(self, name: str, version: str = "") -> bool:
         """Whether a request would be taken now: a live model whose engine restarts is not ready for the moment."""
-        model = self._table.get(name, version)
-        return model is not None and bool(getattr(model, "is_ready", True))
+        return _takes_requests(self._table.get(name, version))
 
     async def check_ready(self, name: str, version: str = "") -> bool:
         """The same, and the model is asked too where it has a word of its own. On the event loop."""
@@ -89,23 +87,27 @@ class Repository:
 
     def versions(self, name: str) -> list[str]:
         """The versions that answer, lowest first."""
-        record = self._records.get(name)
+        record = self._record(name)
         return record.live_versions() if record else []
 
     def ready_models(self) -> list[LiveModel]:
         """The newest live version of every model, by name."""
         return self._table.newest()
 
+    def live_models(self) -> list[LiveModel]:
+        """Every live version of every model, by name and version."""
+        return self._table.every()
+
     def all_ready(self) -> bool:
         """Whether the server may call itself ready: start is over and, if strict, what it loads at start answers.
 
         A model unloaded on purpose does not count, nor one that was loaded later by request.
         """
-        if self._closing or self._start_up is None:
+        if self._lifecycle.is_closing or self._start_up is None:
             return False
-        records = [self._records.get(name) for name in self._start_up]
+        records = [self._records.get(model) for model in self._start_up]
         return not self._options.strict_readiness or all(
-            record is not None and (record.is_unloaded or (record.is_serving and self.is_ready(record.name)))
+            record is not None and (record.is_unloaded or _takes_requests(self._table.get_of(record.model, "")))
             for record in records
         )
 
@@ -114,16 +116,17 @@ class Repository:
 
         Raises UNAVAILABLE for a repository that cannot be read.
         """
+        records = list(self._records.values())
         entries = [
             IndexEntry(record.name, version, state.state.value, state.reason)
-            for record in list(self._records.values())
+            for record in records
             for version, state in record.states.items()
         ]
         if ready_only:
             entries = [entry for entry in entries if entry.state == State.READY.value]
         else:
-            known = {entry.name for entry in entries}
-            entries += [IndexEntry(name) for name in layout.scan(self._options.paths) if name not in known]
+            known = {record.model for record in records if record.states}
+            entries += [IndexEntry(model.name) for model in self._sources.scan() if model not in known]
         return sorted(entries, key=lambda entry: (entry.name, len(entry.version), entry.version))
 
     # Life
@@ -134,20 +137,21 @@ class Repository:
         Raises ServingError with exit_on_error if any failed, and for a repository that cannot be read.
         Close the repository in either case.
         """
-        names = await self._start_up_names()
-        results = await asyncio.gather(*(self._in_task(self._load(name)) for name in names), return_exceptions=True)
+        models = await asyncio.to_thread(self._start_up_models)
+        loads = (self._tasks.run(self._lifecycle.load(model)) for model in models)
+        results = await asyncio.gather(*loads, return_exceptions=True)
         failed: dict[str, ServingError] = {}
-        for name, result in zip(names, results, strict=True):
+        for model, result in zip(models, results, strict=True):
             if isinstance(result, ServingError):
-                failed[name] = result
+                failed[model.label] = result
             elif result is not None:
                 raise result
         if failed and self._options.exit_on_error:
             lines = "".join(f"\n  {name}: {error.message.rstrip()}" for name, error in failed.items())
-            raise ServingError(Code.UNAVAILABLE, f"{len(failed)} of {len(names)} models failed to load:{lines}")
-        self._start_up = frozenset(names)
+            raise ServingError(Code.UNAVAILABLE, f"{len(failed)} of {len(models)} models failed to load:{lines}")
+        self._start_up = frozenset(models)
         if self._options.mode == "poll":
-            self._spawn(self._poll_forever())
+            self._tasks.spawn(self._poll_forever())
         return failed
 
     async def load(
@@ -155,15 +159,23 @@ class Repository:
     ) -> None:
         """Load or reload a model and return once it answers; requests taken by its old versions are answered.
 
-        A loaded model that has not changed on disk stays as it is. `config_override` (Triton's JSON) stands in for
+        A loaded model that has not changed on disk stays as it is; one whose instance groups or version policy alone
+        have changed goes on, with more or fewer instances and versions. `config_override` (Triton's JSON) stands in for
         the config on disk for this load; `files` (`file:1/model.onnx` -> content), which need it, for the files.
         Raises ServingError; what answered before goes on answering.
         """
         self._check_control_allowed()
+        layout.check_name(name)
         if files and config_override is None:
             raise ServingError(Code.INVALID, f"load of model '{name}' with files must give the model's config too")
         override = None if config_override is None else Override(config_override, files or {})
-        await self._in_task(self._load(name, override))
+        models = await asyncio.to_thread(self._sources.ids, name) or self._known(name)
+        if override is not None and len(models) > 1:
+            raise ambiguous(name, len(models))
+        if not models and not files:
+            raise unknown_to_load(name)
+        for model in models or [ModelId("", name)]:
+            await self._tasks.run(self._lifecycle.load(model, override))
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
         """Take a model down and return once its requests are answered and its memory is given back.
@@ -172,162 +184,40 @@ class Repository:
         `unload_dependents`: the models of an ensemble's steps go too, those aside that another ensemble needs.
         """
         self._check_control_allowed()
-        record = self._records.get(name)
-        if record is None:
+        known = self._known(name)
+        if not known:
             log.info("unload of model '%s', which was never loaded: nothing to do", name)
-            return
-        steps = record.step_models
-        await self._take_down(record)
-        if record.drains:
-            await asyncio.wait(record.drains)
-        needed = {name for other in self._records.values() for name in other.step_models}
-        for step in steps if unload_dependents else ():
-            if step not in needed:
-                await self.unload(step, unload_dependents=True)
+        for model in known:
+            await self._unload(self._records[model], unload_dependents)
 
     async def poll(self) -> None:
         """One look at the disk: load what is new or changed, take down what is gone. Failures stay in the index."""
-        seen = await asyncio.to_thread(self._look_at_all)
+        seen = await asyncio.to_thread(self._sources.look)
         for record in list(self._records.values()):
-            if record.name not in seen and not record.is_unloaded:
-                await self._take_down(record)
-        changed = [name for name in seen if name not in self._records or self._records[name].seen != seen[name]]
-        loads = (self._in_task(self._load(name)) for name in changed)
+            if record.model not in seen and not record.is_unloaded:
+                await self._lifecycle.take_down(record)
+        changed = [model for model in seen if model not in self._records or self._records[model].seen != seen[model]]
+        loads = (self._tasks.run(self._lifecycle.load(model)) for model in changed)
         for result in await asyncio.gather(*loads, return_exceptions=True):
             if isinstance(result, BaseException) and not isinstance(result, ServingError):
                 raise result
 
     async def close(self) -> None:
         """Refuse new work, cancel loads, and return when every accepted request is answered and all is closed."""
-        self._closing = True
+        self._lifecycle.is_closing = True
         self._table.clear()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        left = list(self._records.values())
-        while left:
-            # an ensemble before the models of its steps: its requests still need them
-            needed = {name for record in left for name in record.step_models}
-            free = [record for record in left if record.name not in needed] or left
-            for record in free:
-                await self._take_down(record)
-            await asyncio.gather(*(drain for record in free for drain in record.drains))
-            left = [record for record in left if record not in free]
+        await self._tasks.stop()
+        await self._lifecycle.take_all_down()
 
-    # Acting
-
-    async def _load(self, name: str, override: Override | None = None) -> None:
-        layout.check_name(name)
-        if name not in self._records and not (override and override.files):
-            await asyncio.to_thread(self._check_on_disk, name)  # so that no record is made for a name nobody has
-        record = self._records.setdefault(name, Record(name, self._on_change))
-        async with record.lock:
-            if self._closing:
-                raise stopping()
-            try:
-                await self._bring_up(record, override)
-            except LoadError as error:
-                record.fail_load({version: reason_of(each) for version, each in error.errors.items()})
-                raise versions_failed(name, error.errors) from None
-            except (ServingError, OSError) as failure:
-                cause = unreadable(name, failure) if isinstance(failure, OSError) else failure
-                record.fail_load({"": reason_of(cause)})
-                raise load_failed(name, cause) from None
-            except asyncio.CancelledError:
-                record.fail_load({"": reason_of(stopping())})
-                raise
-
-    async def _bring_up(self, record: Record, override: Override | None) -> None:
-        """The steps of a load, under the record's lock. Up to the swap, nothing that answers is touched."""
-        name, options = record.name, self._options
-        folders = await asyncio.to_thread(layout.folders_of, options.paths, name)
-        seen = await asyncio.to_thread(layout.look, folders)
-        if override is None:
-            record.seen = seen
-            if record.generation is not None and record.generation.candidate.snapshot == seen:
-                record.keep()
-                return
-        if len(folders) > 1:
-            raise not_unique(name, folders, namespacing=options.namespacing)
-        folder = folders[0] if folders else None
-        if override is not None:
-            candidate = await read_whole(partial(from_override, name, folder, override, options))
-        elif folder is not None:
-            candidate = await read_whole(partial(from_folder, folder, options, seen))
-        else:
-            raise unknown_to_load(name)
-        record.begin_load(list(candidate.versions))
-        await self._load_steps(candidate.config)
-        generation = await load_generation(candidate, self._loader, self._slots)
-        old = record.end_load(generation)
-        self._table.swap(name, generation.models)
-        if old is not None:
-            self._drain(record, old)
-
-    async def _load_steps(self, config: ModelConfig) -> None:
-        """Load the models that an ensemble needs and that do not answer yet, side by side.
-
-        Raises ServingError(INVALID) for one that cannot be had, and for ensembles that need each other.
-        """
-        steps = step_models(config)
-        self._awaiting[config.name] = steps
-        try:
-            self._check_circle(config.name)
-            results = await asyncio.gather(*map(self._load_step, steps), return_exceptions=True)
-        finally:
-            del self._awaiting[config.name]
-        for step, result in zip(steps, results, strict=True):
-            if isinstance(result, ServingError):
-                raise step_failed(config.name, step, result)
-            if result is not None:
-                raise result
-
-    async def _load_step(self, name: str) -> None:
-        record = self._records.get(name)
-        if record is not None and record.lock.locked():
-            async with record.lock:
-                pass  # somebody else is about to load it; once is enough, well or not
-            if not record.is_serving and record.states and not record.is_unloaded:
-                raise ServingError(Code.INVALID, "; ".join({state.reason for state in record.states.values()}))
-        if self._table.get(name, "") is None:
-            await self._load(name)
-
-    def _check_circle(self, name: str) -> None:
-        """Whoever completes a circle of waiting ensembles is refused, so that none waits for ever."""
-        waiting = [(name, step) for step in self._awaiting[name]]
-        seen = set[str]()
-        while waiting:
-            above, step = waiting.pop()
-            if step == name:
-                raise circular(name, above)
-            if step not in seen:
-                seen.add(step)
-                waiting += [(step, below) for below in self._awaiting.get(step, ())]
-
-    async def _take_down(self, record: Record) -> None:
-        """Nothing of the model answers any more; what did drains in `record.drains`."""
-        async with record.lock:
-            old = record.begin_unload()
-            self._table.swap(record.name, {})
-            if old is not None:
-                self._drain(record, old)
-
-    def _drain(self, record: Record, old: Generation) -> None:
-        async def drain() -> None:
-            await old.close()
-            record.end_drain(list(old.models))
-            await asyncio.to_thread(trim)
-
-        task = asyncio.create_task(drain())
-        record.drains.add(task)
-        task.add_done_callback(record.drains.discard)
-
-    async def _start_up_names(self) -> list[str]:
-        options = self._options
-        if options.mode == "explicit" and options.load_models != (ALL,):
-            return list(dict.fromkeys(options.load_models))
-        return list(await asyncio.to_thread(layout.scan, options.paths))
+    async def _unload(self, record: Record, unload_dependents: bool) -> None:
+        steps = record.steps
+        await self._lifecycle.take_down(record)
+        if record.drains:
+            await asyncio.wait(record.drains)
+        needed = needed_by(self._records.values())
+        for step in steps if unload_dependents else ():
+            if step not in needed and step in self._records:
+                await self._unload(self._records[step], unload_dependents=True)
 
     async def _poll_forever(self) -> None:
         while True:
@@ -337,36 +227,33 @@ class Repository:
             except Exception:
                 log.exception("polling the model repository failed, next try in %g s", self._options.poll_seconds)
 
-    def _look_at_all(self) -> dict[str, layout.Snapshot]:
-        return {name: layout.look(folders) for name, folders in layout.scan(self._options.paths).items()}
+    def _start_up_models(self) -> list[ModelId]:
+        options = self._options
+        if options.mode == "explicit" and options.load_models != (ALL,):
+            return [
+                model
+                for name in dict.fromkeys(options.load_models)
+                for model in self._sources.ids(name) or [ModelId("", name)]
+            ]
+        return list(self._sources.scan())
 
-    async def _in_task(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` to its end even if the caller leaves. Raises UNAVAILABLE if `close` stops it."""
-        task = self._spawn(work)
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.cancelled():
-                raise stopping() from None
-            raise
+    def _known(self, name: str) -> list[ModelId]:
+        """The models of this name that were ever loaded, without those that were taken down if others are there."""
+        records = [record for record in list(self._records.values()) if record.name == name]
+        present = [record for record in records if not record.is_unloaded]
+        return [record.model for record in present or records]
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
-        return task
-
-    def _forget(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # seen here too, should the caller have left
-
-    def _check_on_disk(self, name: str) -> None:
-        if not layout.folders_of(self._options.paths, name):
-            raise unknown_to_load(name)
+    def _record(self, name: str) -> Record | None:
+        """The record of this name: where there are several, that of the one that answers."""
+        records = [self._records[model] for model in self._known(name)]
+        return next((record for record in records if record.is_serving), next(iter(records), None))
 
     def _check_control_allowed(self) -> None:
-        if self._closing:
+        if self._lifecycle.is_closing:
             raise stopping()
         if self._options.mode != "explicit":
             raise control_not_allowed()
+
+
+def _takes_requests(model: LiveModel | None) -> bool:
+    return model is not None and bool(getattr(model, "is_ready", True))

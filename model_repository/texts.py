@@ -29,13 +29,15 @@ def unreadable(name: str, error: OSError) -> ServingError:
     return ServingError(Code.UNAVAILABLE, f"the files of model '{name}' cannot be read or written: {error.strerror}")
 
 
-def not_unique(name: str, folders: Sequence[Path], *, namespacing: bool) -> ServingError:
+def not_unique(name: str, folders: Sequence[Path]) -> ServingError:
     places = ", ".join(str(folder.parent) for folder in folders)
-    if namespacing:
-        text = f"There are {len(folders)} identifiers of model '{name}', a request cannot tell them apart: {places}"
-    else:
-        text = f"model '{name}' is not unique across all model repositories: {places}"
-    return ServingError(Code.INVALID, text)
+    return ServingError(Code.INVALID, f"model '{name}' is not unique across all model repositories: {places}")
+
+
+def ambiguous(name: str, count: int) -> ServingError:
+    """For a name that stands for models of several repositories."""
+    text = f"There are {count} identifiers of model '{name}' in global map, model namespace must be provided to resolve ambiguity."
+    return ServingError(Code.INVALID, text, reason="ambiguous_model")
 
 
 def load_failed(name: str, cause: ServingError) -> ServingError:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -15,14 +15,11 @@ from backends.api.statistics import Failure, ModelStatistics
 from backends.api.tensor import Tensor
 from scheduler.dynamic import STOPPING
 from scheduler.ensemble_graph import EnsembleGraph
-from scheduler.ensemble_run import EnsembleParts, EnsembleRun
+from scheduler.ensemble_run import EnsembleParts, EnsembleRun, Find
 from scheduler.merge import BatchLayout
 from scheduler.response_cache import ResponseCache, key_of
 
 _LOG = logging.getLogger(__name__)
-
-Find = Callable[[str, str], LiveModel]
-"""The live model of a name and a version ("" the newest), also while the server stops. Raises ServingError."""
 
 
 def load_ensemble(config: ModelConfig, version: str, find: Find, cache: ResponseCache | None = None) -> "EnsembleModel":
@@ -35,7 +32,7 @@ def load_ensemble(config: ModelConfig, version: str, find: Find, cache: Response
     for step in config.ensemble.steps:
         try:
             wanted = str(step.model_version) if step.model_version > 0 else ""
-            models.append(find(step.model_name, wanted).config)
+            models.append(find(step.model_name, wanted, namespace=step.model_namespace).config)
         except ServingError as error:
             text = f"ensemble '{config.name}' depends on '{step.model_name}' which has no loaded version"
             if step.model_version > 0:
@@ -71,6 +68,7 @@ class EnsembleModel:
         self.version = version
         self.statistics = ModelStatistics()
         self.labels: Mapping[str, Sequence[str]] = {}  # output -> class names, for the classification extension
+        self.namespace = ""
         self._parts = EnsembleParts(graph, self.config, version, find, BatchLayout(config))
         self._cache = cache
         self._loop = asyncio.get_running_loop()
@@ -93,7 +91,7 @@ class EnsembleModel:
 
     def _models(self) -> list[LiveModel]:
         """Those of the steps. Raises ServingError for one that is not there."""
-        return [self._parts.find(step.model, step.version) for step in self._parts.graph.steps]
+        return [self._parts.live_model(step) for step in self._parts.graph.steps]
 
     def infer(self, request: InferenceRequest) -> None:
         """Take a request; its answers come on its stream. Raises ServingError(UNAVAILABLE) once closing."""

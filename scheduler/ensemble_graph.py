@@ -21,6 +21,7 @@ class Step:
     index: int
     model: str
     version: str
+    namespace: str
     inputs: Mapping[str, str]  # the model's input -> ensemble tensor
     outputs: Mapping[str, str]  # the model's output -> ensemble tensor
     optional: frozenset[str]
@@ -97,7 +98,17 @@ def _own_flow(step: Step) -> int:
 def _step(index: int, step: EnsembleStep, model: ModelConfig, flow: int) -> Step:
     optional = frozenset(spec.name for spec in model.inputs if spec.optional)
     version = str(step.model_version) if step.model_version > 0 else ""
-    return Step(index, step.model_name, version, step.input_map, step.output_map, optional, model.decoupled, flow)
+    return Step(
+        index,
+        step.model_name,
+        version,
+        step.model_namespace,
+        step.input_map,
+        step.output_map,
+        optional,
+        model.decoupled,
+        flow,
+    )
 
 
 def _predecessors(ensemble: Ensemble) -> dict[int, set[int]]:

@@ -8,13 +8,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from backends.api.base import LiveModel
 from backends.api.checks import check_inputs, check_outputs
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from backends.api.request import InferenceRequest, InferenceResponse, RequestedOutput, Times
-from scheduler.ensemble_graph import EnsembleGraph
+from scheduler.ensemble_graph import EnsembleGraph, Step
 from scheduler.ensemble_walk import Act, Answer, Call, Walk
 from scheduler.merge import BatchLayout, Part
 
@@ -27,15 +28,28 @@ OnEnd = Callable[["EnsembleRun", ServingError | InferenceResponse | None], None]
 """What ended the request: an error, its one answer, or None where several answers went before."""
 
 
+class Find(Protocol):
+    """The live model of a step's name, version ("" the newest) and namespace ("" where it names none).
+
+    Also while the server stops. Raises ServingError.
+    """
+
+    def __call__(self, name: str, version: str, *, namespace: str) -> LiveModel: ...
+
+
 @dataclass(frozen=True, slots=True)
 class EnsembleParts:
-    """What all requests of an ensemble share. `find` gives the live model of a name and version."""
+    """What all requests of an ensemble share."""
 
     graph: EnsembleGraph
     config: ModelConfig
     version: str
-    find: Callable[[str, str], LiveModel]
+    find: Find
     layout: BatchLayout
+
+    def live_model(self, step: Step) -> LiveModel:
+        """Raises ServingError."""
+        return self.find(step.model, step.version, namespace=step.namespace)
 
     @property
     def has_reshaped_outputs(self) -> bool:
@@ -199,17 +213,17 @@ class EnsembleRun:
         self._step_times.append(request.times)
         running = _Running(call, request)
         self._running[running] = None
-        self._submit(request)
+        self._submit(call.step, request)
         request.stream.notify(partial(self._note, running))
 
-    def _submit(self, request: InferenceRequest) -> None:
+    def _submit(self, step: Step, request: InferenceRequest) -> None:
         """Hand it to the live model; to its successor, should it have been replaced just now."""
-        model = self._ensemble.find(request.model, request.version)
+        model = self._ensemble.live_model(step)
         check_inputs(request.inputs, model.config, request.label)
         try:
             model.infer(request)
         except ServingError as error:
-            successor = self._ensemble.find(request.model, request.version)
+            successor = self._ensemble.live_model(step)
             if error.reason != "closing" or successor is model:
                 raise
             check_inputs(request.inputs, successor.config, request.label)

@@ -34,6 +34,7 @@ class LanguageModel:
     ) -> None:
         self.config = replace(config, inputs=INPUTS, outputs=OUTPUTS, decoupled=True)
         self.version = version
+        self.namespace = ""
         self.engine = engine
         self.tokenizer = tokenizer
         self.template = template

@@ -4,8 +4,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from backends.api.base import LiveModel
 from backends.api.errors import Code, ServingError
@@ -17,7 +18,7 @@ from scheduler.bls import ModelCalls, Models
 from scheduler.engine_client import EngineClient
 from scheduler.engine_observer import EngineObserver
 from scheduler.engine_spec import EngineSpec
-from scheduler.ensemble import Find, load_ensemble
+from scheduler.ensemble import load_ensemble
 from scheduler.labels import read_labels
 from scheduler.language_config import check_language_config
 from scheduler.language_model import LanguageModel
@@ -50,7 +51,13 @@ ObserverFactory = Callable[[ModelConfig, str], EngineObserver]
 """From a model's config and version to who watches its engine."""
 
 
-def _nothing_to_find(name: str, version: str) -> LiveModel:
+class FindStep(Protocol):
+    """The live model that an ensemble of the repository `home` means by a step; also while the server stops."""
+
+    def __call__(self, name: str, version: str, *, home: str, namespace: str) -> LiveModel: ...
+
+
+def _nothing_to_find(name: str, version: str, *, home: str, namespace: str) -> LiveModel:
     raise ServingError(Code.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
 
 
@@ -64,7 +71,7 @@ class ModelLoader:
         cache: ResponseCache | None = None,
         limiter: RateLimiter | None = None,
         cache_folder: str = "",
-        find: Find = _nothing_to_find,
+        find: FindStep = _nothing_to_find,
         python: PythonParts | None = None,
     ) -> None:
         """`find` gives ensembles the live models of their steps; it is not called before a model is loaded."""
@@ -77,14 +84,16 @@ class ModelLoader:
         self._calls: ModelCalls | None = None
         self._alarm = Alarm()
 
-    async def __call__(self, config: ModelConfig, version: str, folder: Path, /) -> LiveModel:
+    async def __call__(self, config: ModelConfig, version: str, folder: Path, /, *, namespace: str = "") -> LiveModel:
         """Raises ServingError, with nothing left behind."""
         if config.backend == LLM:
-            return await self._language_model(config, version, folder)
+            language_model = await self._language_model(config, version, folder)
+            language_model.namespace = namespace
+            return language_model
         labels = await asyncio.to_thread(read_labels, config, folder.parent)
         if config.ensemble is not None:
-            ensemble = load_ensemble(config, version, self._find, self._cache)
-            ensemble.labels = labels
+            ensemble = load_ensemble(config, version, partial(self._find, home=namespace), self._cache)
+            ensemble.labels, ensemble.namespace = labels, namespace
             return ensemble
         if config.backend == PYTHON:
             model: TensorModel = await self._python_model(config, version, folder)
@@ -92,7 +101,7 @@ class ModelLoader:
             model = await load_tensor_model(
                 config, version, folder, alarm=self._alarm, cache=self._cache, limiter=self._limiter
             )
-        model.labels = labels
+        model.labels, model.namespace = labels, namespace
         return model
 
     async def _python_model(self, config: ModelConfig, version: str, folder: Path) -> TensorModel:

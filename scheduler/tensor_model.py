@@ -61,6 +61,7 @@ class TensorModel:
         cache = cache if config.response_cache else None
         self.statistics = ModelStatistics()
         self.labels: Mapping[str, Sequence[str]] = {}  # output -> class names, for the classification extension
+        self.namespace = ""
         self._config = config
         self._version = version
         self._backend = backend

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from backends.api.errors import ServingError
-from backends.api.model_config import ModelConfig
+from backends.api.model_config import InstanceGroup, ModelConfig
 from backends.api.request import GenerateRequest, InferenceRequest, InferenceResponse
 from backends.api.tensor import Tensor
 
@@ -207,14 +207,24 @@ class TokenEngine(Protocol):
 
 
 @runtime_checkable
+class Resizable(Protocol):
+    """What a `LiveModel` may be too: one whose instances change while it serves."""
+
+    async def set_instances(self, groups: tuple[InstanceGroup, ...]) -> None:
+        """Run on these instance groups from now on. Raises ServingError with everything as before."""
+        ...
+
+
+@runtime_checkable
 class LiveModel(Protocol):
     """A loaded version of a model, as `find` returns it.
 
     Requests taken before `close` are answered; `close` returns when they are.
 
     Others also look for what not every model has: `statistics` (a ModelStatistics), `labels` (output -> class names),
-    `infers_on_any_thread` (True: `infer` need not be called on the event loop), `is_ready` (False: not for the moment) and
-    `check_ready`, a coroutine, for one that has to find out.
+    `namespace` (its repository, where names alone do not tell models apart), `infers_on_any_thread` (True: `infer` need not
+    be called on the event loop), `is_ready` (False: not for the moment) and `check_ready`, a coroutine, for one that has to
+    find out.
     """
 
     @property

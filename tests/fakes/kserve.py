@@ -78,8 +78,8 @@ class FakeRepository:
         broken = IndexEntry("bad", "1", State.UNAVAILABLE.value, "it is broken")
         return entries if ready_only else [*entries, IndexEntry("absent"), broken]
 
-    def ready_models(self) -> list[FakeModel]:
-        return [self.find(name) for name in self.models]
+    def live_models(self) -> list[FakeModel]:
+        return [model for versions in self.models.values() for model in versions.values()]
 
     def versions(self, name: str) -> list[str]:
         return sorted(self.models.get(name, {}), key=int)

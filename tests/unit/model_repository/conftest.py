@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from backends.api.errors import Code, ServingError
-from backends.api.model_config import ModelConfig
+from backends.api.model_config import InstanceGroup, ModelConfig
 from backends.api.request import InferenceRequest, InferenceResponse
 
 TENSORS = """
@@ -22,6 +22,7 @@ class FakeModel:
 
     def __init__(self, config: ModelConfig, version: str, folder: Path) -> None:
         self.config, self.version, self.folder = config, version, folder
+        self.namespace = ""
         self.closed = 0
         self.is_open = True
         self.is_ready = True  # False while what runs it restarts
@@ -48,12 +49,26 @@ class FakeModel:
         self.closed += 1
 
 
+class ResizableModel(FakeModel):
+    """`most` is how many instances it can have."""
+
+    most = 4
+
+    async def set_instances(self, groups: tuple[InstanceGroup, ...]) -> None:
+        if sum(group.count for group in groups) > self.most:
+            raise ServingError(Code.UNAVAILABLE, f"version {self.version} has no room")
+        self.config = replace(self.config, instance_groups=groups)
+
+
 @dataclass
 class FakeLoader:
     """A parameter `fail` is the reason for which a version (`fail_VERSION`) or all fail; `crash` raises otherwise.
 
-    With `gate`, a load waits for it.
+    With `gate`, a load waits for it. The first `num_faults` loads fail.
     """
+
+    kind: type[FakeModel] = FakeModel
+    num_faults: int = 0
 
     models: list[FakeModel] = field(default_factory=list)
     gate: asyncio.Event | asyncio.Barrier | None = None
@@ -61,7 +76,7 @@ class FakeLoader:
     running: int = 0
     most_running: int = 0
 
-    async def __call__(self, config: ModelConfig, version: str, folder: Path) -> FakeModel:
+    async def __call__(self, config: ModelConfig, version: str, folder: Path, *, namespace: str = "") -> FakeModel:
         self.started.set()
         self.running += 1
         self.most_running = max(self.most_running, self.running)
@@ -71,12 +86,16 @@ class FakeLoader:
                 await self.gate.wait()
         finally:
             self.running -= 1
+        if self.num_faults:
+            self.num_faults -= 1
+            raise ServingError(Code.UNAVAILABLE, "not this time")
         reason = config.parameters.get(f"fail_{version}", config.parameters.get("fail"))
         if reason:
             raise ServingError(Code.INTERNAL, reason)
         if "crash" in config.parameters:
             raise KeyError(config.parameters["crash"])
-        self.models.append(FakeModel(config, version, folder))
+        self.models.append(self.kind(config, version, folder))
+        self.models[-1].namespace = namespace
         return self.models[-1]
 
     @property

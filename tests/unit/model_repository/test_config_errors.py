@@ -56,7 +56,6 @@ def test_two_scheduling_choices_are_named() -> None:
 
 
 _EXAMPLES = {
-    "ensemble_scheduling.step.model_namespace": 'ensemble_scheduling { step { model_namespace: "n" } }',
     "model_operations": 'model_operations { op_library_filename: "x.so" }',
     "model_repository_agents": "model_repository_agents { }",
     "model_metrics": "model_metrics { }",

@@ -141,14 +141,14 @@ async def test_an_ensemble_is_closed_before_the_models_its_requests_still_need(
     with pytest.raises(ServingError) as refused:
         served.find("a")
     assert refused.value.code is Code.UNAVAILABLE
-    assert served.find_live("a") is step
-    assert served.find_live("a", "1") is step
+    assert served.find_step("a") is step
+    assert served.find_step("a", "1") is step
     assert step.is_open  # type: ignore[attr-defined]
     ensemble.answer()  # type: ignore[attr-defined]
     await closing
     assert not step.is_open  # type: ignore[attr-defined]
     with pytest.raises(ServingError):
-        served.find_live("a")
+        served.find_step("a")
 
 
 async def test_a_step_that_answers_already_is_not_loaded_again(

@@ -131,15 +131,24 @@ async def test_the_same_name_in_two_repositories_is_served_by_neither(
     write_model("m")
     write_model("m", repository="others")
     write_model("n", repository="others")
-    for namespacing, text in (
-        (False, "not unique across all model repositories"),
-        (True, "There are 2 identifiers of model"),
-    ):
-        repository = start("none", paths=(tmp_path / "models", tmp_path / "others"), namespacing=namespacing)
-        failed = await repository.start()
-        assert text in failed["m"].message
-        assert ready(repository) == ["n"]
-        await repository.close()
+    repository = start("none", paths=(tmp_path / "models", tmp_path / "others"))
+    failed = await repository.start()
+    assert "not unique across all model repositories" in failed["m"].message
+    assert ready(repository) == ["n"]
+    await repository.close()
+
+
+async def test_a_load_that_fails_is_tried_again_as_often_as_said(start: Make, write_model: Any, loader: Any) -> None:
+    write_model("m")
+    loader.num_faults = 2
+    repository = start("none", load_retries=2)
+    assert await repository.start() == {}
+    assert ready(repository) == ["m"]
+    loader.num_faults = 3
+    write_model("n")
+    with pytest.raises(ServingError, match="not this time"):
+        await repository._lifecycle.load(repository._sources.ids("n")[0])
+    await repository.close()
 
 
 async def test_poll_mode_follows_what_is_added_changed_and_removed(start: Make, write_model: Any, loader: Any) -> None:

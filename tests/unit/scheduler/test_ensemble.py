@@ -75,7 +75,7 @@ class Model:
 def serve(config: ModelConfig, *models: Model, **more: Any) -> EnsembleModel:
     by_name = {each.config.name: each for each in models}
 
-    def find(name: str, version: str) -> Model:
+    def find(name: str, version: str, *, namespace: str) -> Model:
         if name not in by_name:
             raise ServingError(Code.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
         return by_name[name]
@@ -266,14 +266,14 @@ async def test_a_step_replaced_between_look_up_and_call_is_asked_in_its_new_form
         raise ServingError(Code.UNAVAILABLE, "closing", reason="closing")
 
     by_name = {"x": Model(model("x"), closing), "y": Model(model("y"))}
-    served = load_ensemble(CHAIN, "1", lambda name, version: by_name[name])
+    served = load_ensemble(CHAIN, "1", lambda name, version, *, namespace: by_name[name])
     assert await answers(served, ask(1)) == [{"o": 3}]
 
 
 async def test_it_is_ready_while_all_its_steps_are() -> None:
     by_name = {"x": Model(model("x")), "y": Model(model("y"))}
 
-    def find(name: str, version: str) -> Model:
+    def find(name: str, version: str, *, namespace: str) -> Model:
         if name not in by_name:
             raise ServingError(Code.NOT_FOUND, f"no '{name}'")
         return by_name[name]
