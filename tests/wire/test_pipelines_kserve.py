@@ -127,7 +127,11 @@ async def _models(repository: Any) -> list[LiveModel]:
             )
         ),
     )
-    return [*models, *(add(load_ensemble(each, "1", repository.find)) for each in (pipeline, chain))]
+
+    def find_step(name: str, version: str, *, namespace: str) -> LiveModel:
+        return repository.find(name, version)  # type: ignore[no-any-return]
+
+    return [*models, *(add(load_ensemble(each, "1", find_step)) for each in (pipeline, chain))]
 
 
 @pytest.fixture(scope="module")
