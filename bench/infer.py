@@ -97,9 +97,11 @@ async def measure(targets: Sequence[Target], options: argparse.Namespace) -> dic
     return {"settings": settings, "host": host, "points": points, "pss_mb": memory}
 
 
-async def measure_once(target: Target, protocol: str, clients: int, seconds: float) -> dict[str, float]:
-    """One run of a closed loop of our own client."""
-    options = argparse.Namespace(rate=0.0, no_wrk=True)
+async def measure_once(
+    target: Target, protocol: str, clients: int, seconds: float, *, wrk: bool = False
+) -> dict[str, float]:
+    """One run of a closed loop of our own client, or of wrk where it is installed."""
+    options = argparse.Namespace(rate=0.0, no_wrk=not wrk)
     return await _run(
         target, {"protocol": protocol, "clients": clients}, make_body(target, protocol, {}), options, seconds
     )

@@ -1,0 +1,12 @@
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            first = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+            second = pb_utils.get_input_tensor_by_name(request, "INPUT1").as_numpy()
+            outputs = [pb_utils.Tensor("OUTPUT0", first + second), pb_utils.Tensor("OUTPUT1", first - second)]
+            responses.append(pb_utils.InferenceResponse(outputs))
+        return responses
