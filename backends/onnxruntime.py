@@ -29,7 +29,8 @@ _ERROR = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : ")
 class OnnxInstance:
     """Runs batches on a session; whose outputs are new arrays at every run."""
 
-    def __init__(self, session: Any, outputs: Sequence[str], options: Any) -> None:
+    def __init__(self, session: Any, outputs: Sequence[str], options: Any, *, runs_on_any_thread: bool) -> None:
+        self.runs_on_any_thread = runs_on_any_thread
         self._session = session
         self._all = list(outputs)
         self._options = options
@@ -94,7 +95,8 @@ class OnnxBackend:
 
     def instance(self, placement: Placement) -> OnnxInstance:
         names = [spec.name for spec in self._config.outputs]
-        return OnnxInstance(self._session(placement), names, run_options(self._config))
+        on_cpu = placement.kind == "CPU"  # where the time a run takes is time of the calling thread
+        return OnnxInstance(self._session(placement), names, run_options(self._config), runs_on_any_thread=on_cpu)
 
     def close(self) -> None:
         with self._lock:

@@ -25,7 +25,7 @@ from gateway.compound_settings import (
 )
 from gateway.console_page import console_routes
 from gateway.framework_errors import HANDLERS
-from gateway.front_door import guarded, guarded_metrics, make_gate
+from gateway.front_door import direct_infer, guarded, guarded_metrics, make_gate
 from gateway.kserve_grpc import GrpcServer
 from gateway.kserve_http_infer import HotPath
 from gateway.kserve_service import Service
@@ -140,7 +140,8 @@ class Server:
         ]
         front = guarded(HotPath(app, service), gate, settings)
         tls = tls_context(settings.http_server_cert, settings.http_server_key)
-        self.http = HttpListener(front, settings.http_address, settings.http_port, "HTTPService", tls)
+        direct = direct_infer(service, settings)
+        self.http = HttpListener(front, settings.http_address, settings.http_port, "HTTPService", tls, direct)
         grpc_restrictions = restrictions("--grpc-restricted-protocol", settings.grpc_restricted_protocol)
         grpc_service = replace(service, restrictions=grpc_restrictions)
         self.grpc = GrpcServer(grpc_service, asyncio.get_running_loop(), grpc_options(settings))

@@ -1,10 +1,12 @@
 """The layers around the HTTP app, from the settings: who may come in, and from which pages."""
 
 from gateway.admission import Admission, Gate
-from gateway.browsers import BrowserGuard, rules_without_keys, with_cors
+from gateway.browsers import BrowserGuard, BrowserRules, rules_without_keys, with_cors
 from gateway.http_body import App
 from gateway.key_file import key_ring
 from gateway.key_limits import KeyLimits
+from gateway.kserve_http_direct import DirectInfer
+from gateway.kserve_service import Service
 from gateway.settings import Settings
 
 
@@ -21,9 +23,17 @@ def guarded(app: App, gate: Gate | None, settings: Settings) -> App:
     if gate is not None:
         app = Admission(app, gate, guard_metrics=settings.metrics_require_key)
     else:
-        rules = rules_without_keys(settings.http_address, settings.http_allowed_host, settings.cors_allow_origin)
-        app = BrowserGuard(app, rules)
+        app = BrowserGuard(app, _rules(settings))
     return with_cors(app, settings.cors_allow_origin) if settings.cors_allow_origin else app
+
+
+def direct_infer(service: Service, settings: Settings) -> DirectInfer | None:
+    """The way around `guarded`, which keeps to its rules; None where requests need a key."""
+    return DirectInfer(service, _rules(settings)) if service.gate is None else None
+
+
+def _rules(settings: Settings) -> BrowserRules:
+    return rules_without_keys(settings.http_address, settings.http_allowed_host, settings.cors_allow_origin)
 
 
 def guarded_metrics(app: App, gate: Gate | None, settings: Settings) -> App:

@@ -7,8 +7,6 @@ uvicorn writes the head of an answer by itself: a second system call that wakes 
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
 _ENOUGH = 64 * 1024  # bytes that are passed on at once, so that the transport can hold the writer back
 
 
@@ -32,6 +30,11 @@ class JoinedWrites:
         if self._size >= _ENOUGH:
             self._flush()
 
+    def write_whole(self, data: bytes) -> None:
+        """`data` is all there is to write for now: it leaves at once, after what is held."""
+        self._flush()
+        self._transport.write(data)
+
     def close(self) -> None:
         self._flush()
         self._transport.close()
@@ -40,10 +43,3 @@ class JoinedWrites:
         if self._held:
             held, self._held, self._size = self._held, [], 0
             self._transport.writelines(held)
-
-
-class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol on joined writes."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]

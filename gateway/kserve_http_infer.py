@@ -73,7 +73,7 @@ async def infer(service: Service, name: str, version: str, scope: Scope, receive
         if model.config.decoupled and content_type is None:
             raise decoupled_refusal()
         body = await read_body(receive, headers, service.max_body_bytes)
-        model, decoded = await _decoded(service, name, version, body, _header_length(headers))
+        model, decoded = await _decoded(service, name, version, body, header_length(headers))
         decoded.request.times.received = received
         decoded.request.cache_salt = CALLER.get().cache_salt
         if service.forwarded_headers is not None:
@@ -83,7 +83,7 @@ async def infer(service: Service, name: str, version: str, scope: Scope, receive
     except Exception as error:
         await respond_error(send, as_serving_error(error))
         return
-    form = _form(decoded, model)
+    form = answer_form(decoded, model)
     if content_type is not None:
         await _stream(service, model, decoded, form, content_type, receive, send)
     else:
@@ -108,7 +108,7 @@ async def _decoded(
             return model, decoded
 
 
-def _form(decoded: Decoded, model: LiveModel) -> AnswerForm:
+def answer_form(decoded: Decoded, model: LiveModel) -> AnswerForm:
     outputs = {output.name: output for output in decoded.request.outputs}
     batched = model.config.max_batch_size > 0
     return AnswerForm(outputs, decoded.binary, labels_of(model), batched, decoded.windows)
@@ -136,9 +136,7 @@ async def _answer(
         await _end(service, decoded, as_serving_error(error), send)
         return
     service.on_end(request, None)
-    more: list[Header] = []
-    if answer.json_length is not None:
-        more.append((b"inference-header-content-length", b"%d" % answer.json_length))
+    content_type, more = body_type_and_more(answer)
     body = answer.body
     encoding = best_encoding(headers[b"accept-encoding"]) if b"accept-encoding" in headers else b""
     if encoding:
@@ -148,7 +146,14 @@ async def _answer(
             else await asyncio.to_thread(compress, body, encoding)
         )
         more.append((b"content-encoding", encoding))
-    await respond(send, 200, body, JSON if answer.json_length is None else BINARY, more)
+    await respond(send, 200, body, content_type, more)
+
+
+def body_type_and_more(answer: Answer) -> tuple[bytes, list[Header]]:
+    """The content type of an answer, and the header that says where its JSON ends."""
+    if answer.json_length is None:
+        return JSON, []
+    return BINARY, [(b"inference-header-content-length", b"%d" % answer.json_length)]
 
 
 async def _end(service: Service, decoded: Decoded, error: ServingError, send: Send) -> None:
@@ -185,13 +190,18 @@ async def _stream(
     service.on_end(request, error)
 
 
+def is_streamed(headers: dict[bytes, bytes]) -> bool:
+    """Whether the caller takes a stream of answers."""
+    return _stream_type(headers.get(b"accept", b"")) is not None
+
+
 def _stream_type(accept: bytes) -> bytes | None:
     if b"text/event-stream" in accept:
         return EVENT_STREAM
     return NDJSON if b"application/x-ndjson" in accept else None
 
 
-def _header_length(headers: dict[bytes, bytes]) -> int | None:
+def header_length(headers: dict[bytes, bytes]) -> int | None:
     """The value of Inference-Header-Content-Length. Raises ServingError(INVALID) when it is not a number."""
     text = headers.get(b"inference-header-content-length")
     if text is None:

@@ -5,12 +5,13 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Generator
+from functools import partial
 from typing import Any
 
 import uvicorn
 
 from backends.api.errors import Code, ServingError
-from gateway.joined_writes import HttpProtocol
+from gateway.http_protocol import DirectCalls, HttpProtocol
 
 
 class _Server(uvicorn.Server):
@@ -24,7 +25,15 @@ class _Server(uvicorn.Server):
 class HttpListener:
     """Serves one ASGI app on one port from `start` to `stop`."""
 
-    def __init__(self, app: Any, address: str, port: int, what: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        app: Any,
+        address: str,
+        port: int,
+        what: str,
+        tls: ssl.SSLContext | None = None,
+        direct: DirectCalls | None = None,
+    ) -> None:
         self._what = what
         self._address = address
         self._port = port
@@ -34,7 +43,7 @@ class HttpListener:
             uvicorn.Config(
                 app,
                 loop="none",
-                http=HttpProtocol,
+                http=partial(HttpProtocol, direct=direct),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -21,13 +21,17 @@ STOPPING = "Server is stopping, scheduler for model has stopped accepting new in
 _LONGEST_WAIT = 3600.0  # seconds; a thread that wakes early only looks again
 
 
+Run = Callable[[list[Waiting]], None]
+
+
 class Seat:
     """Where one thread waits for work. `gate` is held while it is closed; only the scheduler opens it.
 
-    Whoever has more to wait for than work brings a gate of its own.
+    Whoever has more to wait for than work brings a gate of its own. `run` runs a batch as the thread would, for others
+    to call while it sits idle; None where only the thread itself may.
     """
 
-    __slots__ = ("busy", "called", "gate", "leaving", "timing")
+    __slots__ = ("busy", "called", "gate", "leaving", "lent", "run", "timing")
 
     def __init__(self, gate: Gate | None = None) -> None:
         self.gate: Gate = threading.Lock() if gate is None else gate
@@ -37,6 +41,8 @@ class Seat:
         self.timing = False  # it waits for a batch's delay to pass
         self.busy = False  # it has a batch
         self.leaving = False  # it was dismissed
+        self.lent = False  # somebody else runs a batch in its place
+        self.run: Run | None = None
 
 
 class BatchScheduler:
@@ -79,9 +85,13 @@ class BatchScheduler:
     def is_suspended(self) -> bool:
         return self._suspended is not None
 
-    def submit(self, waiting: Waiting) -> None:
-        """Queue a request. Raises ServingError: OVERLOADED with a full queue, UNAVAILABLE while closing."""
+    def submit(self, waiting: Waiting, *, may_lend: bool = False) -> bool:
+        """Queue a request; whether it is left to the caller, which `may_lend` allows, to see to it by `lend`.
+
+        Raises ServingError: OVERLOADED with a full queue, UNAVAILABLE while closing.
+        """
         refused: list[Waiting] = []
+        is_left = False
         with self._lock:
             if self._closing:
                 raise ServingError(Code.UNAVAILABLE, STOPPING, reason="closing")
@@ -97,12 +107,15 @@ class BatchScheduler:
                 if self._on_accepted is not None:
                     self._on_accepted(waiting)
                 if not (joins and queue.num_rows < self._smallest_preferred):
-                    self._call_one()
+                    is_left = may_lend and self._can_lend
+                    if not is_left:
+                        self._call_one()
                 if queue.next_deadline < self._armed:
                     self._arm()
         self._refuse(refused)
         if is_full:
             raise ServingError(Code.OVERLOADED, f"{waiting.request.label} {QUEUE_FULL}", reason="queue_full")
+        return is_left
 
     def discard(self, waiting: Waiting) -> bool:
         """Take back a request that still waits; False if it is in a batch or gone."""
@@ -135,6 +148,42 @@ class BatchScheduler:
                 return batch or None
             seat.gate.acquire(timeout=-1 if wait == inf else min(wait, _LONGEST_WAIT))
 
+    def lend(self) -> tuple[Seat, list[Waiting]] | None:
+        """The seat of a thread that sits idle, with a batch for the caller to run in its place and then `take_back`.
+
+        None when there is nothing to run now or nobody to stand in for; a batch that has to wait is left to the thread.
+        """
+        with self._lock:
+            if not self._can_lend:
+                return None
+            batch, refused, _ = self._form()
+            if batch:
+                seat = self._idle.pop()
+                seat.busy = seat.lent = True
+            elif len(self._queue):
+                self._call_one()
+        self._refuse(refused)
+        return (seat, batch) if batch else None
+
+    def take_back(self, seat: Seat) -> None:
+        """The batch of a lent seat is finished, and its thread sits idle again."""
+        self._finish(seat)
+        with self._lock:
+            seat.lent = False
+            if seat.leaving:
+                seat.gate.release()
+                self._call_one()
+                return
+            self._idle.append(seat)
+            if self._closing:
+                self._call(self._idle.pop())
+
+    def call(self) -> None:
+        """Leave what is queued to the threads."""
+        with self._lock:
+            if len(self._queue):
+                self._call_one()
+
     def suspend(self, error: ServingError) -> list[Waiting]:
         """Refuse new requests with `error` until `resume`; those that waited, which have left the queue."""
         with self._lock:
@@ -152,7 +201,7 @@ class BatchScheduler:
         """Let the thread of `seat` go: after its batch, or now if it waits for work."""
         with self._lock:
             seat.leaving = True
-            if not seat.called:
+            if not (seat.called or seat.lent):
                 self._stand_up(seat)
                 seat.gate.release()
 
@@ -177,6 +226,11 @@ class BatchScheduler:
             assert sum(seat.timing for seat in self._idle) == self._num_timing
 
     # Under the lock
+
+    @property
+    def _can_lend(self) -> bool:
+        """Whether no thread is on its way to the queue, and one that sits idle can be stood in for."""
+        return not self._num_called and not self._num_timing and bool(self._idle) and self._idle[-1].run is not None
 
     def _form(self) -> tuple[list[Waiting], list[Waiting], float]:
         if self._formed:

@@ -4,6 +4,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Generic
 
@@ -21,6 +22,7 @@ from scheduler.merge import BatchLayout
 from scheduler.rate_limit import Claim
 from scheduler.request_batch import RunningBatch
 from scheduler.sequence import SequenceScheduler
+from scheduler.stand_in import RunTime
 from scheduler.warmup import warm_up, warm_up_requests
 
 _LOG = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ class ModelParts:
     scheduler: BatchScheduler | SequenceScheduler
     endings: Endings
     statistics: ModelStatistics
+    run_time: RunTime
     warmup_folder: Path
 
 
@@ -126,6 +129,11 @@ class TensorHost(_Host[TensorInstance]):
     def seat(self, instance: TensorInstance) -> Seat:
         return Seat()
 
+    def serve(self, seat: Seat, claim: Claim | None, instance: TensorInstance) -> None:
+        if claim is None and getattr(instance, "runs_on_any_thread", False):
+            seat.run = partial(self._run_live, instance)
+        super().serve(seat, claim, instance)
+
     def _run(self, instance: TensorInstance, batch: list[Waiting]) -> None:
         self._parts.endings.answered(batch, self._execute([waiting.request for waiting in batch], instance))
 
@@ -135,7 +143,9 @@ class TensorHost(_Host[TensorInstance]):
         parts = layout.parts_of(requests)
         inputs = layout.merge(requests)
         merged = time.monotonic()
+        used = time.thread_time()  # not the wall clock: a thread waits for the interpreter's lock as well
         outputs = instance.execute(inputs, _wanted(requests))
+        self._parts.run_time.add(time.thread_time() - used)
         executed = time.monotonic()
         answers = layout.split(outputs, parts)
         end = time.monotonic()

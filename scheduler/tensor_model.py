@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -28,6 +28,7 @@ from scheduler.rate_limit import RateLimiter
 from scheduler.response_cache import ResponseCache, key_of, num_input_bytes
 from scheduler.sequence import SequenceScheduler
 from scheduler.sequence_slots import SlotBackend
+from scheduler.stand_in import RunTime, StandIn
 
 _LOG = logging.getLogger(__name__)
 _LARGE = 64 * 1024  # bytes of input that are hashed on the caller's thread: about 60 µs
@@ -37,8 +38,8 @@ class TensorModel:
     """A `LiveModel` over a tensor backend.
 
     Every request that `infer` takes is ended once: by its outputs, an error, or its reader's cancel, and is counted
-    once in `statistics`. Nothing runs on the caller's thread, so a slow model delays nobody else; for quick models that was tried
-    too, and did not pay: requests that come together then share no batch and no second core.
+    once in `statistics`. Only a model that has been quick runs on the caller's thread (see `stand_in`): a slow one delays
+    nobody else.
     """
 
     infers_on_any_thread = True
@@ -70,10 +71,21 @@ class TensorModel:
         self._policy = BatchPolicy.of(config)
         self._order = OrderedDelivery() if _preserves_order(config, self._policy) else None
         self._scheduler = self._make_scheduler(alarm)
+        self.run_time = RunTime()
+        self._enqueue: Callable[[Waiting], object] = self._scheduler.submit
+        if isinstance(self._scheduler, BatchScheduler):
+            self._enqueue = StandIn(self._scheduler, self.run_time).submit
         self._readers = ThreadPoolExecutor(1, f"{config.name}_cache")  # its thread starts at first use
         self._endings = Endings(config.name, version, self.statistics, self._order, cache)
         parts = ModelParts(
-            config, version, self._layout, self._scheduler, self._endings, self.statistics, warmup_folder
+            config,
+            version,
+            self._layout,
+            self._scheduler,
+            self._endings,
+            self.statistics,
+            self.run_time,
+            warmup_folder,
         )
         self._instances: Instances[Any] = Instances(host_of(parts, backend), limiter)
         self._closing: asyncio.Future[None] | None = None
@@ -174,7 +186,7 @@ class TensorModel:
 
     def _submit(self, waiting: Waiting) -> None:
         try:
-            self._scheduler.submit(waiting)
+            self._enqueue(waiting)
         except ServingError as error:
             self.statistics.failed(Failure.OTHER if error.code is Code.INVALID else Failure.REJECTED)
             raise

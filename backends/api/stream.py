@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Generic, TypeVar
 
 from backends.api.errors import Code, ServingError
@@ -164,6 +165,10 @@ class ResponseStream(Generic[T]):
                 return
         callback()
 
+    def notify_on_loop(self, callback: Callable[[], object]) -> None:
+        """`notify` for a reader on the running event loop, where `callback` is called; it must not raise."""
+        self.notify(_LoopWake(asyncio.get_running_loop(), callback))
+
     def _close(self, end: object, item: T | None) -> None:
         wake = self._end_with(end, item)
         if wake is not None:
@@ -188,31 +193,31 @@ class ResponseStream(Generic[T]):
                 return None
             loop = asyncio.get_running_loop()
             future: asyncio.Future[None] = loop.create_future()
-            self._wake = _LoopWake(loop, future)
+            self._wake = _LoopWake(loop, partial(_complete, future))
             return future
 
 
 def finish_all(answers: Iterable[tuple[ResponseStream[T], T]]) -> None:
     """`finish` for each, with readers on an event loop of another thread woken together: once a batch, not a request."""
-    sleeping: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    sleeping: dict[asyncio.AbstractEventLoop, list[Callable[[], object]]] = {}
     for stream, item in answers:
         wake = stream._end_with(_FINISHED, item)
         if isinstance(wake, _LoopWake) and not wake.is_here:
-            sleeping.setdefault(wake.loop, []).append(wake.future)
+            sleeping.setdefault(wake.loop, []).append(wake.callback)
         elif wake is not None:
             wake()
-    for loop, futures in sleeping.items():
-        _call_on(loop, futures)
+    for loop, callbacks in sleeping.items():
+        _call_on(loop, callbacks)
 
 
 class _LoopWake:
-    """Completes the future that a reader on an event loop waits for, from any thread."""
+    """Calls `callback` on the event loop of a reader that waits there, from any thread."""
 
-    __slots__ = ("_thread", "future", "loop")
+    __slots__ = ("_thread", "callback", "loop")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, future: "asyncio.Future[None]") -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
         self.loop = loop
-        self.future = future
+        self.callback = callback
         self._thread = threading.get_ident()
 
     @property
@@ -221,19 +226,23 @@ class _LoopWake:
 
     def __call__(self) -> None:
         if self.is_here:
-            _complete([self.future])
+            self.callback()
         else:
-            _call_on(self.loop, [self.future])
+            _call_on(self.loop, [self.callback])
 
 
-def _call_on(loop: asyncio.AbstractEventLoop, futures: list["asyncio.Future[None]"]) -> None:
+def _call_on(loop: asyncio.AbstractEventLoop, callbacks: list[Callable[[], object]]) -> None:
     try:
-        loop.call_soon_threadsafe(_complete, futures)
+        loop.call_soon_threadsafe(_call_all, callbacks)
     except RuntimeError:
         return  # the readers' loop has closed: nobody is left to wake
 
 
-def _complete(futures: list["asyncio.Future[None]"]) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
+def _call_all(callbacks: list[Callable[[], object]]) -> None:
+    for callback in callbacks:
+        callback()
+
+
+def _complete(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)

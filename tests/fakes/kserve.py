@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -17,8 +18,11 @@ from backends.api.model_config import InstanceGroup, ModelConfig, TensorSpec
 from backends.api.request import InferenceRequest, InferenceResponse
 from backends.api.statistics import ModelStatistics
 from backends.api.tensor import Tensor
+from gateway.browsers import BrowserRules
+from gateway.http_protocol import HttpProtocol
 from gateway.kserve_grpc import GrpcOptions, GrpcServer
 from gateway.kserve_http import routes
+from gateway.kserve_http_direct import DirectInfer
 from gateway.kserve_http_infer import HotPath
 from gateway.kserve_service import Service
 from gateway.shared_memory import CudaSharedMemory, SharedMemory
@@ -210,7 +214,10 @@ def application(kserve: Service) -> Any:
 @contextmanager
 def http_server(kserve: Service) -> Iterator[str]:
     """A real HTTP server on loopback around `kserve`; gives its `host:port`."""
-    config = uvicorn.Config(application(kserve), port=0, log_level="warning", lifespan="off", loop="uvloop")
+    protocol: Any = partial(HttpProtocol, direct=DirectInfer(kserve, BrowserRules(None)))
+    config = uvicorn.Config(
+        application(kserve), port=0, log_level="warning", lifespan="off", loop="uvloop", http=protocol
+    )
     started = threading.Event()
 
     class Server(uvicorn.Server):

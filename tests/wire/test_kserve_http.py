@@ -41,9 +41,12 @@ def address(kserve: Service) -> Iterator[str]:
         yield where
 
 
-@pytest.fixture(scope="module")
-def http(address: str) -> Iterator[httpx.Client]:
+@pytest.fixture(scope="module", params=["direct", "application"])
+def http(address: str, request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
+    """Both ways that a server takes: httpx asks for compressed answers by itself, which only the application gives."""
     with httpx.Client(base_url=f"http://{address}", timeout=20) as opened:
+        if request.param == "direct":
+            del opened.headers["accept-encoding"]
         yield opened
 
 

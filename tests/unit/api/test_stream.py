@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -167,3 +168,21 @@ def test_a_reader_whose_loop_has_closed_does_not_harm_the_writer() -> None:
     thread.start()
     thread.join()
     assert stream.num_waiting == 1
+
+
+async def test_a_reader_that_is_called_back_on_its_loop_is_so_from_any_thread() -> None:
+    streams: list[ResponseStream[int]] = [ResponseStream() for _ in range(3)]
+    called = asyncio.Event()
+    seen: list[tuple[int, int]] = []
+
+    def note(stream: ResponseStream[int]) -> None:
+        seen.append((stream.poll()[0], threading.get_ident()))
+        if len(seen) == len(streams):
+            called.set()
+
+    streams[0].finish(0)
+    for stream in streams:
+        stream.notify_on_loop(partial(note, stream))
+    await asyncio.to_thread(finish_all, [(stream, number) for number, stream in enumerate(streams) if number])
+    await asyncio.wait_for(called.wait(), 20)
+    assert sorted(seen) == [(number, threading.get_ident()) for number in range(3)]

@@ -1,0 +1,113 @@
+"""uvicorn's HTTP protocol, on joined writes, with a way around the application for requests that need no waiting.
+
+An ASGI application costs a task for each request, a dictionary for each thing it is told or tells, and three turns of
+the event loop: together more than a small model's whole request.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from gateway.http_body import Header, Scope
+from gateway.joined_writes import JoinedWrites
+
+
+class Exchange:
+    """A whole request, and the one answer to it. Used on the event loop."""
+
+    __slots__ = ("_cycle", "_transport", "body", "call", "scope")
+
+    def __init__(self, cycle: RequestResponseCycle, transport: JoinedWrites) -> None:
+        self.scope: Scope = cycle.scope  # type: ignore[assignment]
+        self.body = bytes(cycle.body)
+        self.call: Call | None = None  # told when the client leaves before the answer
+        self._cycle = cycle
+        self._transport = transport
+
+    def answer(self, status: int, body: bytes, content_type: bytes, more: Iterable[Header] = ()) -> None:
+        """Nothing when the client has gone."""
+        cycle = self._cycle
+        self.call = None
+        if cycle.disconnected:
+            return
+        lines = [STATUS_LINE[status], b"content-type: ", content_type, b"\r\ncontent-length: %d\r\n" % len(body)]
+        for name, value in more:
+            lines += (name, b": ", value, b"\r\n")
+        if not cycle.keep_alive:
+            lines.append(b"connection: close\r\n")
+        cycle.response_started = cycle.response_complete = True
+        self._transport.write_whole(b"".join([*lines, b"\r\n", body]))
+        if not cycle.keep_alive:
+            self._transport.close()
+        cycle.on_response()
+
+
+class Call(Protocol):
+    def client_left(self) -> None: ...
+
+
+class DirectCalls(Protocol):
+    """Who answers requests without the application."""
+
+    def takes(self, scope: Scope) -> bool:
+        """Whether this may be one of theirs, by its head."""
+        ...
+
+    def start(self, exchange: Exchange) -> bool:
+        """Take it on and answer it, now or later; False leaves it to the application. Must not raise."""
+        ...
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """A request for `direct` is held until its body is complete; if that takes more than one read, the application gets it."""
+
+    def __init__(self, *args: Any, direct: DirectCalls | None = None, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._direct = direct
+        self._held: tuple[RequestResponseCycle, Any] | None = None
+        self._exchange: Exchange | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._exchange is not None and self._exchange.call is not None:
+            self._exchange.call.client_left()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._held is not None:
+            self._release()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        if self._held is None or self._direct is None:
+            return
+        self._exchange = Exchange(self._held[0], self.transport)  # type: ignore[arg-type]
+        if self._direct.start(self._exchange):
+            self._held = None
+        else:
+            self._release()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if self._direct is not None and self._may_hold(cycle) and self._direct.takes(cycle.scope):  # type: ignore[arg-type]
+            self._held = cycle, app
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def _may_hold(self, cycle: RequestResponseCycle) -> bool:
+        """Not a request that waited behind another one, whose head is long read, nor one that waits for a word from us."""
+        return (
+            cycle is self.cycle
+            and cycle.more_body
+            and not cycle.waiting_for_100_continue
+            and not self.flow.write_paused
+        )
+
+    def _release(self) -> None:
+        assert self._held is not None
+        (cycle, app), self._held = self._held, None
+        super()._start_asgi_task(cycle, app)

@@ -1,0 +1,162 @@
+"""Requests that are answered around the application, by the bytes that go in and out."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from gateway.http_body import Receive, Scope, Send
+from gateway.http_protocol import Exchange, HttpProtocol
+
+HEAD = b"POST /direct HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n"
+
+
+class Wire(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
+        self.pieces: list[bytes] = []
+        self.is_closed = False
+
+    def write(self, data: Any) -> None:
+        self.pieces.append(bytes(data))
+
+    def writelines(self, list_of_data: Any) -> None:
+        self.write(b"".join(list_of_data))
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Direct:
+    """Answers `direct BODY` to what is not asked to wait; the body `pass` is left to the application."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Exchange] = []
+        self.num_left = 0
+
+    def takes(self, scope: Scope) -> bool:
+        return bool(scope["path"] == "/direct")
+
+    def start(self, exchange: Exchange) -> bool:
+        if exchange.body == b"pass":
+            return False
+        exchange.call = self
+        if exchange.body == b"wait":
+            self.waiting.append(exchange)
+        else:
+            exchange.answer(200, b"direct " + exchange.body, b"text/plain", [(b"x-more", b"1")])
+        return True
+
+    def client_left(self) -> None:
+        self.num_left += 1
+
+
+async def application(scope: Scope, receive: Receive, send: Send) -> None:
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message.get("body", b""), message.get("more_body", False)
+    headers = [(b"content-length", b"%d" % (len(body) + 4))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"app " + body})
+
+
+class Connection:
+    def __init__(self) -> None:
+        self.direct = Direct()
+        self.wire = Wire()
+        config = Config(application, lifespan="off", log_config=None, ws="none")
+        self.protocol = HttpProtocol(config, ServerState(), {}, direct=self.direct)
+        self.protocol.connection_made(self.wire)
+
+    async def feed(self, *reads: bytes) -> bytes:
+        """What has been written once the loop has nothing more to do."""
+        for data in reads:
+            self.protocol.data_received(data)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return b"".join(self.wire.pieces)
+
+    def leave(self) -> None:
+        self.protocol.connection_lost(None)
+
+
+@pytest.fixture
+async def connection():
+    opened = Connection()
+    yield opened
+    opened.leave()
+
+
+async def test_a_request_that_comes_whole_is_answered_in_one_piece(connection: Connection) -> None:
+    expected = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 11\r\nx-more: 1\r\n\r\ndirect body"
+    await connection.feed(HEAD + b"\r\nbody")
+    assert connection.wire.pieces == [expected]
+    await connection.feed(HEAD + b"\r\nbody")
+    assert connection.wire.pieces == [expected, expected]
+
+
+@pytest.mark.parametrize("cut", range(1, len(HEAD) + 5))
+async def test_a_request_in_two_reads_is_answered_wherever_it_is_cut(connection: Connection, cut: int) -> None:
+    request = HEAD + b"\r\nbody"
+    written = await connection.feed(request[:cut], request[cut:])
+    head_came_first = cut >= len(HEAD) + 2
+    assert written.endswith(b"\r\n\r\napp body" if head_came_first else b"\r\n\r\ndirect body")
+
+
+async def test_what_is_declined_goes_to_the_application_whole(connection: Connection) -> None:
+    assert (await connection.feed(HEAD + b"\r\npass")).endswith(b"\r\n\r\napp pass")
+
+
+async def test_other_paths_never_come_here(connection: Connection) -> None:
+    request = (HEAD + b"\r\nbody").replace(b"/direct", b"/other")
+    assert (await connection.feed(request)).endswith(b"\r\n\r\napp body")
+
+
+async def test_who_waits_for_leave_to_send_a_body_gets_it(connection: Connection) -> None:
+    written = await connection.feed(HEAD + b"expect: 100-continue\r\n\r\n")
+    assert written == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert (await connection.feed(b"body")).endswith(b"app body")
+
+
+async def test_pipelined_requests_are_answered_in_order(connection: Connection) -> None:
+    request = HEAD + b"\r\n"
+    written = await connection.feed(request + b"wait" + request + b"next" + request + b"last")
+    assert written == b""
+    connection.direct.waiting[0].answer(200, b"first", b"text/plain")
+    written = await connection.feed()
+    assert [part for part in (b"first", b"next", b"last") if part in written] == [b"first", b"next", b"last"]
+    assert written.index(b"first") < written.index(b"next") < written.index(b"last")
+
+
+@pytest.mark.parametrize("request_head", [HEAD + b"connection: close\r\n", HEAD.replace(b"1.1", b"1.0")])
+async def test_a_connection_that_is_to_close_closes_after_the_answer(
+    connection: Connection, request_head: bytes
+) -> None:
+    written = await connection.feed(request_head + b"\r\nbody")
+    assert b"\r\nconnection: close\r\n" in written
+    assert written.endswith(b"direct body")
+    assert connection.wire.is_closed
+
+
+async def test_a_client_that_leaves_is_noticed_once_and_not_written_to(connection: Connection) -> None:
+    await connection.feed(HEAD + b"\r\nwait")
+    connection.leave()
+    assert connection.direct.num_left == 1
+    connection.direct.waiting[0].answer(200, b"late", b"text/plain")
+    assert await connection.feed() == b""
+
+
+async def test_a_client_that_leaves_after_its_answer_is_nobodys_business(connection: Connection) -> None:
+    await connection.feed(HEAD + b"\r\nbody")
+    connection.leave()
+    assert connection.direct.num_left == 0
