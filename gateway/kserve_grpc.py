@@ -1,7 +1,7 @@
 """The gRPC server of KServe v2: `inference.GRPCInferenceService`, `grpc.health.v1.Health` and reflection.
 
-grpc's threaded server rather than grpc.aio, which costs more and serves streams no better. ModelInfer goes around the
-threads where it can (`kserve_grpc_direct`); all else has a thread for each call under way. No call is kept from being
+grpc's threaded server rather than grpc.aio, which costs more and serves streams no better. ModelInfer and ModelStreamInfer
+go around the threads where they can (`kserve_grpc_direct`); all else has a thread for each call under way. No call is kept from being
 taken by a slow model until `max_concurrent` are open, past which callers get RESOURCE_EXHAUSTED.
 """
 
@@ -28,7 +28,7 @@ from gateway.kserve_grpc_front import Front
 from gateway.kserve_grpc_health import Health
 from gateway.kserve_grpc_infer import model_infer
 from gateway.kserve_grpc_keys import KeyInterceptor, grpc_code
-from gateway.kserve_grpc_stream import stream_infer
+from gateway.kserve_grpc_threads import stream_infer
 from gateway.kserve_service import Service
 
 log = logging.getLogger(__name__)

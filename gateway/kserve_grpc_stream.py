@@ -4,13 +4,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
-import grpc
 from tritonclient.grpc import service_pb2 as pb
 
 from backends.api.errors import Code, ServingError
@@ -46,49 +43,56 @@ class _Open:
     release: Release = nothing_to_release
 
 
-def stream_infer(front: Front, messages: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-    """Answers to any mix of requests. Those of ordinary models come in request order, decoupled ones as they come."""
-    session = _Session(front, context)
-    if not context.add_callback(session.cancel):
-        session.cancel()
-    threading.Thread(target=session.read, args=(messages,), name="grpc_stream", daemon=True).start()
-    return session.answers()
+class Carrier(Protocol):
+    """What carries a stream's messages; both may be called on any thread."""
+
+    def wake(self) -> None:
+        """There may be something to send."""
+        ...
+
+    def resume(self) -> None:
+        """A stream that had no room has room again."""
+        ...
 
 
-class _Session:
-    """One ModelStreamInfer call: a thread reads requests, the call's own thread writes answers.
+class StreamSession:
+    """One ModelStreamInfer call: requests in, answers to any mix of them out, whoever carries them.
 
-    `_ready` carries from the models' threads and the reader what the writer should look at: an open request that has
-    something to read, None when the client sends no more, `self` when the call is over.
+    Answers of ordinary models come in request order, those of decoupled ones as they come. One thread at a time brings
+    requests, one at a time takes messages.
     """
 
-    def __init__(self, front: Front, context: grpc.ServicerContext) -> None:
+    def __init__(self, front: Front, context: Any, carrier: Carrier) -> None:
         self._front = front
         self._context = context
+        self._carrier = carrier
         metadata = {str(name): value for name, value in context.invocation_metadata()}
         self._errors_close = metadata.get("triton_grpc_error") == "true"
-        self._ready: SimpleQueue[_Open | _Session | None] = SimpleQueue()
-        self._room = threading.Semaphore(_MAX_OPEN)
+        self._ready: deque[_Open] = deque()  # those that have something to read
         self._lock = threading.Lock()
         self._open: set[_Open] = set()
         self._in_order: deque[_Open] = deque()  # of ordinary models, oldest first
-        self._is_over = False
+        self._is_reading = True
+        self._is_cancelled = False
         self._fatal: ServingError | None = None  # what ends the call, where the client asked for that
 
-    # The reader's thread
+    @property
+    def has_room(self) -> bool:
+        """Whether the next request may be read."""
+        return len(self._open) < _MAX_OPEN or self._is_cancelled
 
-    def read(self, messages: Iterator[Any]) -> None:
-        try:
-            for message in messages:
-                self._room.acquire()
-                self._start(message)
-        except Exception as error:
-            # grpc ends the iteration by raising once the call is over
-            log.debug("a stream's requests ended: %s", error)
-        finally:
-            self._ready.put(None)
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to be sent."""
+        return self._is_cancelled or not (self._is_reading or self._open or self._ready)
 
-    def _start(self, message: Any) -> None:
+    @property
+    def has_news(self) -> bool:
+        return bool(self._ready) or self.is_over
+
+    # Whoever brings requests
+
+    def receive(self, message: Any) -> None:
         entry = _Open(message.id)
         try:
             self._front.admit("inference", self._context)
@@ -97,16 +101,31 @@ class _Session:
         except Exception as error:
             entry.refusal = as_serving_error(error)
             self._register(entry)
-            self._ready.put(entry)
+            self._look_at(entry)
             return
         request.times.received = time.monotonic()
         entry.request, entry.form, entry.decoupled = request, form, model.config.decoupled
         entry.wants_empty_final = EMPTY_FINAL in message.parameters and message.parameters[EMPTY_FINAL].bool_param
         if self._register(entry):
             self._front.submit(model, request)
-            request.stream.notify(partial(self._ready.put, entry))
+            request.stream.notify(partial(self._look_at, entry))
         else:
             self._finish(entry, _gone())
+
+    def receive_end(self) -> None:
+        self._is_reading = False
+        self._carrier.wake()
+
+    def cancel(self) -> None:
+        """The call has ended, in any way. On any thread, also more than once."""
+        with self._lock:
+            self._is_cancelled = True
+            entries = list(self._open)
+        for entry in entries:
+            if entry.request is not None:
+                entry.request.stream.cancel("the client has gone")
+        self._carrier.resume()
+        self._carrier.wake()
 
     def _register(self, entry: _Open) -> bool:
         """Whether the call is still on."""
@@ -114,45 +133,34 @@ class _Session:
             self._open.add(entry)
             if not entry.decoupled:
                 self._in_order.append(entry)
-            return not self._is_over
+            return not self._is_cancelled
 
-    # grpc's thread, when the call ends in any way
+    def _look_at(self, entry: _Open) -> None:
+        self._ready.append(entry)
+        self._carrier.wake()
 
-    def cancel(self) -> None:
-        with self._lock:
-            self._is_over = True
-            entries = list(self._open)
-        for entry in entries:
-            if entry.request is not None:
-                entry.request.stream.cancel("the client has gone")
-        self._room.release(_MAX_OPEN)  # a reader that waits for room may end
-        self._ready.put(self)
+    # Whoever takes messages
 
-    # The call's own thread
+    def next_messages(self) -> list[Any] | None:
+        """What may be sent now; None when nothing is ready. Raises the ServingError that is to end the call."""
+        if not self._ready:
+            return None
+        messages = self._advance(self._ready.popleft())
+        if self._fatal is not None:
+            raise self._fatal
+        return messages
 
-    def answers(self) -> Iterator[Any]:
-        is_reading = True
-        try:
-            while is_reading or self._open:
-                entry = self._ready.get()
-                if entry is self:
-                    break
-                if entry is None:
-                    is_reading = False
-                elif isinstance(entry, _Open):
-                    yield from self._advance(entry)
-                if self._fatal is not None:
-                    raise self._fatal
-        finally:
-            # what is still open has been cancelled, and nobody else will see its end
-            for left in list(self._open):
-                self._finish(left, _gone())
+    def close(self) -> None:
+        """No message is taken any more."""
+        self.cancel()
+        for left in list(self._open):
+            self._finish(left, _gone())
 
     def _advance(self, entry: _Open) -> list[Any]:
         """What may be sent now that `entry` has something to read."""
         messages = self._read_entry(entry)
         if not entry.is_done and entry.request is not None:
-            entry.request.stream.notify(partial(self._ready.put, entry))
+            entry.request.stream.notify(partial(self._look_at, entry))
         if entry.decoupled:
             return messages
         entry.held += messages
@@ -222,10 +230,12 @@ class _Session:
         with self._lock:
             if entry not in self._open:
                 return
+            was_full = len(self._open) >= _MAX_OPEN
             self._open.discard(entry)
         entry.is_done = True
         entry.release()
-        self._room.release()
+        if was_full:
+            self._carrier.resume()
         if entry.request is not None:
             self._front.service.on_end(entry.request, error)
 

@@ -33,10 +33,14 @@ class RunTime:
 
 
 class StandIn:
-    """Takes requests to the queue of a model, and while it is quick runs it on their threads, for up to `_TURN` at a time."""
+    """Takes requests to the queue of a model, and while it is quick runs it on their threads, for up to `_TURN` at a time.
 
-    def __init__(self, scheduler: BatchScheduler, run_time: RunTime) -> None:
+    A thread without an event loop brings one request at a time: where requests are joined, it leaves them to gather.
+    """
+
+    def __init__(self, scheduler: BatchScheduler, run_time: RunTime, *, joins: bool) -> None:
         self._scheduler = scheduler
+        self._joins = joins
         self._run_time = run_time
         self._is_due = False
 
@@ -46,14 +50,13 @@ class StandIn:
         Raises what `BatchScheduler.submit` does.
         """
         is_light = self._run_time.is_quick and num_input_bytes(waiting.request) <= _LARGE
-        if not self._scheduler.submit(waiting, may_lend=is_light):
+        loop = _running_loop() if is_light else None
+        may_lend = is_light and (loop is not None or not self._joins)
+        if not self._scheduler.submit(waiting, may_lend=may_lend):
             return
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
+        if loop is None:
             self._run()
-            return
-        if not self._is_due:
+        elif not self._is_due:
             self._is_due = True
             loop.call_soon(self._run)
 
@@ -70,3 +73,10 @@ class StandIn:
             if time.monotonic() > end:
                 self._scheduler.call()
                 return
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -74,7 +74,7 @@ class TensorModel:
         self.run_time = RunTime()
         self._enqueue: Callable[[Waiting], object] = self._scheduler.submit
         if isinstance(self._scheduler, BatchScheduler):
-            self._enqueue = StandIn(self._scheduler, self.run_time).submit
+            self._enqueue = StandIn(self._scheduler, self.run_time, joins=self._policy.max_rows > 0).submit
         self._readers = ThreadPoolExecutor(1, f"{config.name}_cache")  # its thread starts at first use
         self._endings = Endings(config.name, version, self.statistics, self._order, cache)
         parts = ModelParts(

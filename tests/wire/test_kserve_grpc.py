@@ -20,9 +20,10 @@ from tritonclient.grpc import service_pb2_grpc
 
 from backends.api.errors import ServingError
 from backends.api.request import InferenceRequest
+from gateway import kserve_grpc
 from gateway.kserve_grpc import GrpcOptions
 from gateway.kserve_service import Restriction, Service
-from tests.fakes.kserve import grpc_server, service
+from tests.fakes.kserve import echo, grpc_server, service
 
 RAW = np.arange(4, dtype=np.float32).tobytes()
 
@@ -37,10 +38,14 @@ def kserve(ended: "queue.SimpleQueue[tuple[InferenceRequest, ServingError | None
     return service(max_body_bytes=8 << 20, on_end=lambda request, error: ended.put((request, error)))
 
 
-@pytest.fixture(scope="module")
-def address(kserve: Service) -> Iterator[str]:
-    with grpc_server(kserve) as where:
-        yield where
+@pytest.fixture(scope="module", params=["direct", "threads"])
+def address(kserve: Service, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Both ways that a server takes: around grpc's threads, or on them where grpc is built otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "threads":
+            patch.setattr(kserve_grpc, "direct_calls", lambda *_: None)
+        with grpc_server(kserve) as where:
+            yield where
 
 
 @pytest.fixture(scope="module")
@@ -263,6 +268,23 @@ def test_ordinary_models_answer_in_request_order(stub: Any, kserve: Service) -> 
     models = ["ident", "failing", "nope"]
     messages = [request(models[number % 3], id=str(number)) for number in range(50)]
     assert [answer[1] for answer in streamed(stub, *messages)] == ids
+
+
+def test_a_stream_that_had_no_room_for_a_request_reads_on_when_there_is(stub: Any, kserve: Service) -> None:
+    ids = [str(number) for number in range(1030)]
+    answers: list[str] = []
+
+    def read() -> None:
+        messages = (request("silent", id=name) for name in ids)
+        answers.extend(answer.infer_response.id for answer in stub.ModelStreamInfer(messages, timeout=20))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    fake: Any = kserve.repository.find("silent")
+    for _ in ids:
+        echo(fake, taken_by(kserve, "silent"))
+    reader.join(20)
+    assert answers == ids
 
 
 def taken_by(kserve: Service, model: str) -> InferenceRequest:

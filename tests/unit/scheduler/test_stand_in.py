@@ -82,17 +82,31 @@ async def test_a_quick_model_runs_on_the_loops_thread_and_requests_of_one_turn_s
     await model.close()
 
 
-async def test_where_no_loop_runs_a_quick_model_has_answered_when_infer_returns(tmp_path) -> None:
-    recorder = Recorder()
-    model = await started(FakeBackend(recorder, any_thread=True), config(), tmp_path)
+async def infer_without_a_loop(model: TensorModel) -> tuple[bool, int]:
+    """Whether a request had its answer when `infer` returned, and the thread that asked."""
 
     def call() -> tuple[bool, int]:
         return ask_into(model, 1).stream.ended, threading.get_ident()
 
-    ended, thread = await asyncio.to_thread(call)
+    return await asyncio.to_thread(call)
+
+
+async def test_where_no_loop_runs_a_quick_model_has_answered_when_infer_returns(tmp_path) -> None:
+    recorder = Recorder()
+    model = await started(FakeBackend(recorder, any_thread=True), config(batching=None), tmp_path)
+    ended, thread = await infer_without_a_loop(model)
     assert ended
     assert recorder.threads == [thread]
     await model.close()
+
+
+async def test_where_no_loop_runs_requests_that_may_share_a_batch_are_left_to_gather(tmp_path) -> None:
+    recorder = Recorder()
+    model = await started(FakeBackend(recorder, any_thread=True), config(), tmp_path)
+    _, thread = await infer_without_a_loop(model)
+    await model.close()
+    assert len(recorder.threads) == 1
+    assert thread not in recorder.threads
 
 
 async def test_a_model_that_is_not_quick_or_bound_to_its_thread_never_runs_on_its_callers(tmp_path) -> None:
