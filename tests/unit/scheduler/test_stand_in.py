@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from backends.api.model_config import DynamicBatching, ModelConfig
+from backends.api.model_config import DynamicBatching, InstanceGroup, ModelConfig
 from backends.api.request import InferenceRequest
 from backends.api.tensor import Tensor
 from scheduler.load import start_tensor_model
@@ -154,6 +154,25 @@ async def test_never_more_batches_run_at_once_than_there_are_instances(tmp_path)
     assert await asyncio.to_thread(answer, first) == [1]
     assert await all_answers([second]) == [[2]]
     caller.join()
+    await model.close()
+
+
+async def test_an_instance_that_is_to_go_stays_until_the_batch_run_in_its_place_is_done(tmp_path) -> None:
+    gate = Gate()
+    backend = FakeBackend(gate, any_thread=True)
+    model = await started(backend, config(batching=None), tmp_path)
+    request = ask(1)
+    caller = threading.Thread(target=model.infer, args=(request,))
+    caller.start()
+    await asyncio.to_thread(gate.wait_entered)
+    await model.set_instances((InstanceGroup(kind="KIND_CPU", passive=True),))
+    assert backend.num_open == 2
+    gate.open()
+    assert await asyncio.to_thread(answer, request) == [1]
+    caller.join()
+    async with asyncio.timeout(PATIENCE):
+        while backend.num_open == 2:
+            await asyncio.sleep(0)
     await model.close()
 
 
