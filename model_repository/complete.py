@@ -32,7 +32,9 @@ FRAMEWORKS = (
     Framework("pytorch", "", "model.py"),  # last: without a backend in the config it is a custom model
 )
 ENSEMBLE = "ensemble"
-LLM = "llm"
+LLM, POOLING = "llm", "pooling"
+OWN_ENGINES = (LLM, POOLING)
+"""Backends that run a model as an engine of ours, not as instances."""
 _TWO_CPU_INSTANCES = frozenset({"onnxruntime", "tensorflow"})
 
 
@@ -94,9 +96,11 @@ def _without_framework(config: ModelConfig) -> ModelConfig:
 
 def _from_files(config: ModelConfig, versions: Sequence[Path]) -> Framework | None:
     found = _present(FRAMEWORKS, config, versions)
-    if found is None and any(_holds_language_model(folder) for folder in versions):
-        return Framework(LLM, "", "")
-    return found
+    if found is not None:
+        return found
+    if any((folder / "modules.json").is_file() for folder in versions):
+        return Framework(POOLING, "", "")
+    return Framework(LLM, "", "") if any(_holds_language_model(folder) for folder in versions) else None
 
 
 def _present(frameworks: Sequence[Framework], config: ModelConfig, versions: Sequence[Path]) -> Framework | None:
@@ -144,7 +148,7 @@ def _group(group: InstanceGroup, index: int, config: ModelConfig, num_gpus: int)
 
 def _kind_for(backend: str, group: InstanceGroup, num_gpus: int) -> str:
     """KIND_AUTO stays where there are GPUs and only the backend knows whether it can use them."""
-    if backend == LLM:
+    if backend in OWN_ENGINES:
         return "KIND_MODEL"  # the engine places itself
     if group.gpus:
         return "KIND_GPU"

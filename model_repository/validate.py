@@ -1,6 +1,6 @@
 """`tidegate validate`: what is wrong with a repository, found without starting anything."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from backends.api.errors import ServingError
@@ -8,20 +8,22 @@ from backends.api.model_config import ModelConfig
 from backends.api.registry import known_backends
 from model_repository import layout
 from model_repository.checks import problems
-from model_repository.complete import LLM, complete
+from model_repository.complete import OWN_ENGINES, complete
 from model_repository.findings import ConfigError, Finding, likely
 from model_repository.pbtxt import read_text
 from model_repository.positions import Place, field_places, place_of
 
-LanguageCheck = Callable[[ModelConfig, Path], None]
-"""Raises ServingError for what is wrong with a language model's config or version folder."""
+EngineCheck = Callable[[ModelConfig, Path], None]
+"""Raises ServingError for what is wrong with the config or a version folder of a model that has an engine of ours."""
+Checks = Mapping[str, EngineCheck]
+"""By the backend's name."""
 
 
-def validate(path: Path, check_language_model: LanguageCheck | None = None) -> list[Finding]:
+def validate(path: Path, checks: Checks | None = None) -> list[Finding]:
     """Everything wrong with a repository, or with the one model whose folder is given; [] if nothing is.
 
-    Model files are not opened: what only they can tell is not asked for. `check_language_model` is called for each
-    version of those.
+    Model files are not opened: what only they can tell is not asked for. `checks` are called for each version of
+    their models.
     """
     if not path.is_dir():
         return [Finding(str(path), "no such folder, expected a model repository or a model's folder")]
@@ -31,26 +33,26 @@ def validate(path: Path, check_language_model: LanguageCheck | None = None) -> l
         return [Finding(str(path), error.message)]
     if not folders:
         return [Finding(str(path), "holds no models: expected folders with a config.pbtxt and version folders")]
-    return [finding for folder in folders for finding in _model_findings(folder, check_language_model)]
+    return [finding for folder in folders for finding in _model_findings(folder, checks or {})]
 
 
 def _is_model(folder: Path) -> bool:
     return layout.config_file(folder) is not None or bool(layout.version_folders(folder))
 
 
-def _model_findings(folder: Path, check: LanguageCheck | None) -> list[Finding]:
+def _model_findings(folder: Path, checks: Checks) -> list[Finding]:
     configs = sorted((folder / "configs").glob("*.pbtxt"))
     main = layout.config_file(folder)
     if main is None:
-        return list(_config_findings(folder, b"", str(folder / layout.CONFIG_FILE), check))
+        return list(_config_findings(folder, b"", str(folder / layout.CONFIG_FILE), checks))
     return [
         finding
         for file in [main, *configs]
-        for finding in _config_findings(folder, file.read_bytes(), str(file), check)
+        for finding in _config_findings(folder, file.read_bytes(), str(file), checks)
     ]
 
 
-def _config_findings(folder: Path, data: bytes, file: str, check: LanguageCheck | None) -> Iterator[Finding]:
+def _config_findings(folder: Path, data: bytes, file: str, checks: Checks) -> Iterator[Finding]:
     try:
         config, refused = read_text(data, file)
     except ConfigError as error:
@@ -69,8 +71,8 @@ def _config_findings(folder: Path, data: bytes, file: str, check: LanguageCheck 
         yield Finding(file, problem.message, *place_of(problem.path, places))
     yield from _version_findings(config, folder, chosen, file, places)
     yield from _backend_findings(config, file, places)
-    if config.backend == LLM and check is not None:
-        yield from _language_findings(config, chosen, file, places, check)
+    if config.backend in checks:
+        yield from _engine_findings(config, chosen, file, places, checks[config.backend])
 
 
 def _version_findings(
@@ -88,14 +90,14 @@ def _version_findings(
 
 
 def _backend_findings(config: ModelConfig, file: str, places: dict[str, Place]) -> Iterator[Finding]:
-    known = [*known_backends(), LLM]
+    known = [*known_backends(), *OWN_ENGINES]
     if config.backend and config.backend not in known:
         text = f"this server has no backend '{config.backend}', it has: {', '.join(known)}."
         yield Finding(file, text, *place_of("backend", places), suggestion=likely(config.backend, known))
 
 
-def _language_findings(
-    config: ModelConfig, chosen: list[Path], file: str, places: dict[str, Place], check: LanguageCheck
+def _engine_findings(
+    config: ModelConfig, chosen: list[Path], file: str, places: dict[str, Place], check: EngineCheck
 ) -> Iterator[Finding]:
     for version in chosen:
         try:

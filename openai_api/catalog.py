@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from backends.api.base import LiveModel
 from backends.api.errors import Code, ServingError
 from openai_api.errors import invalid, unsupported
-from openai_api.model import TextModel, is_text_model, speaks_in_tensors
+from openai_api.model import PoolingTextModel, TextModel, is_pooling_model, is_text_model, speaks_in_tensors
 
 Find = Callable[[str, str], LiveModel]
 """(name, version or "") -> the model that serves it now. Raises ServingError."""
@@ -27,7 +27,7 @@ class Catalog:
         Raises ServingError: model_not_found, or UNAVAILABLE while it loads.
         """
         if not model_id:
-            model_id = self._only_one()
+            model_id = self._only_one(_chats)
         model = self._live(model_id)
         if not is_text_model(model):
             raise unsupported("model", f"the model '{model_id}' does not generate text", "unsupported_endpoint")
@@ -35,9 +35,20 @@ class Catalog:
 
     def tensor_model(self, model_id: str) -> tuple[str, LiveModel] | None:
         """The same for a model that chats in tensors; None for any other. Raises ServingError as `text_model`."""
-        model_id = model_id or self._only_one()
+        model_id = model_id or self._only_one(_chats)
         model = self._live(model_id)
         return (model_id, model) if speaks_in_tensors(model) else None
+
+    def pooling_model(self, model_id: str, task: str = "") -> tuple[str, PoolingTextModel]:
+        """The same for a model that makes vectors or scores of texts; `task` is what it must do, "" for any."""
+        model_id = model_id or self._only_one(is_pooling_model)
+        model = self._live(model_id)
+        if not is_pooling_model(model):
+            raise unsupported("model", f"the model '{model_id}' makes no embeddings", "unsupported_endpoint")
+        if task not in ("", model.description.task):
+            text = f"the model '{model_id}' scores pairs of texts and makes no embeddings: ask /v1/rerank or /v1/score"
+            raise unsupported("model", text, "unsupported_endpoint")
+        return model_id, model
 
     def text_models(self) -> list[TextModel]:
         """Every version that is ready."""
@@ -48,10 +59,13 @@ class Catalog:
 
     def card(self, model_id: str) -> dict[str, object]:
         """The model object of one id. Raises ServingError as `text_model`."""
-        return self._card(*(self.tensor_model(model_id) or self.text_model(model_id)))
+        model = self._live(model_id)
+        if not (_chats(model) or is_pooling_model(model)):
+            raise unsupported("model", f"the model '{model_id}' speaks no text", "unsupported_endpoint")
+        return self._card(model_id, model)
 
-    def _only_one(self) -> str:
-        names = {model.config.name for model in self._ids().values()}
+    def _only_one(self, is_wanted: Callable[[LiveModel], bool]) -> str:
+        names = {model.config.name for model in self._ids().values() if is_wanted(model)}
         if len(names) != 1:
             raise invalid("missing_required_parameter", "model", "'model' is required: this server has several models")
         return names.pop()
@@ -74,7 +88,7 @@ class Catalog:
         ids: dict[str, LiveModel] = {}
         by_name: dict[str, list[LiveModel]] = {}
         for model in self._list():
-            if is_text_model(model) or speaks_in_tensors(model):
+            if _chats(model) or is_pooling_model(model):
                 by_name.setdefault(model.config.name, []).append(model)
         for name, versions in sorted(by_name.items()):
             ids[name] = max(versions, key=lambda model: int(model.version))
@@ -90,9 +104,14 @@ class Catalog:
             "owned_by": "tidegate",
             "root": model.config.name,
             "parent": None,
-            "max_model_len": model.max_model_len if is_text_model(model) else None,
+            "max_model_len": model.max_model_len if is_text_model(model) or is_pooling_model(model) else None,
             "permission": [],
+            "task": model.description.task if is_pooling_model(model) else "generate",
         }
+
+
+def _chats(model: LiveModel) -> bool:
+    return is_text_model(model) or speaks_in_tensors(model)
 
 
 def _unavailable(error: ServingError, model_id: str) -> ServingError:

@@ -4,6 +4,8 @@ from typing import Protocol, TypeGuard
 
 from backends.api.base import LiveModel
 from backends.api.request import GenerateRequest
+from backends.pooling.description import Description
+from backends.pooling.tokenizer import PoolingTokenizer
 from backends.text.template import ChatTemplate
 from backends.text.tokenizer import Tokenizer
 
@@ -32,6 +34,30 @@ class TextModel(LiveModel, Protocol):
 def is_text_model(model: LiveModel) -> TypeGuard[TextModel]:
     # not isinstance: checking every member of a protocol takes 20 microseconds, on every request
     return hasattr(model, "generate") and hasattr(model, "tokenizer")
+
+
+class PoolingTextModel(LiveModel, Protocol):
+    """A model that makes vectors or scores of texts; `description.task` says which."""
+
+    @property
+    def tokenizer(self) -> PoolingTokenizer: ...
+
+    @property
+    def template(self) -> ChatTemplate | None: ...
+
+    @property
+    def description(self) -> Description: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    def pool(self, request: GenerateRequest) -> None:
+        """Take a pooling request; its vectors come on its stream. Raises ServingError if refused at once."""
+        ...
+
+
+def is_pooling_model(model: LiveModel) -> TypeGuard[PoolingTextModel]:
+    return hasattr(model, "pool")
 
 
 PARAMETER, CHAT = "openai", "chat"

@@ -38,7 +38,7 @@ def prepare_chat(model: TextModel, request: ChatRequest, strict: bool) -> list[P
     """The one prompt of a chat. Raises ServingError, where it can with the path of the message at fault."""
     if model.template is None:
         raise unsupported("model", f"the model '{request.options.model}' has no chat template", "unsupported_endpoint")
-    check_roles(request.messages, model)
+    check_roles(request.messages, model.tokenizer.chat_template or "")
     text = render_chat(model.template, model, request)
     tokens = _encode(model, text, request.options, "messages")
     limit = token_limit(request.options.max_tokens, len(tokens), model.max_model_len, strict, "messages")
@@ -95,16 +95,12 @@ def prepare_completion(model: TextModel, request: CompletionRequest, strict: boo
     ]
 
 
-def check_roles(messages: list[Message], model: TextModel) -> None:
+def check_roles(messages: list[Message], template: str) -> None:
     """Refuse a role of which neither OpenAI nor the model's template has heard: it would be rendered as if it meant
     something."""
     for place, message in enumerate(messages):
         role = str(message["role"])
-        if (
-            role not in _ROLES
-            and f"'{role}'" not in (source := model.tokenizer.chat_template or "")
-            and f'"{role}"' not in source
-        ):
+        if role not in _ROLES and f"'{role}'" not in template and f'"{role}"' not in template:
             param = f"messages[{place}].role"
             raise invalid("invalid_value", param, f"'{param}': expected one of {', '.join(sorted(_ROLES))}")
 

@@ -10,12 +10,14 @@ from starlette.types import Receive, Scope, Send
 
 from backends.api.errors import Code, ServingError
 from openai_api.catalog import Catalog, Find, ListModels
+from openai_api.embeddings import serve_embeddings
 from openai_api.exchange import Exchange, InFlight
 from openai_api.http import header, request_id, send_error, send_json
 from openai_api.json_body import check_content_type
 from openai_api.options import OpenAIOptions
 from openai_api.response_wire import not_kept
 from openai_api.responses import serve_response
+from openai_api.scoring import serve_rerank, serve_score
 from openai_api.text_endpoints import TextService, serve_chat, serve_completion
 from openai_api.tokenize import serve_detokenize, serve_tokenize, tokenizer_info
 
@@ -39,11 +41,12 @@ class OpenAI:
         """Every route under /v1, and vLLM's without it. The last one answers what no other takes: put further /v1 routes
         before these."""
         return [
-            *self._tokenizer_routes(""),
-            *self._tokenizer_routes("/v1"),
+            *self._unversioned_routes(""),
+            *self._unversioned_routes("/v1"),
             Route("/reset_prefix_cache", _Endpoint(self._reset_prefix_cache, "POST")),
             Route("/v1/chat/completions", _Endpoint(self._posted(serve_chat), "POST")),
             Route("/v1/completions", _Endpoint(self._posted(serve_completion), "POST")),
+            Route("/v1/embeddings", _Endpoint(self._posted(serve_embeddings), "POST")),
             Route("/v1/responses", _Endpoint(self._posted(serve_response), "POST")),
             Route("/v1/responses/{id}", _Endpoint(_response_not_kept), methods=["GET", "DELETE"]),
             Route("/v1/responses/{id}/input_items", _Endpoint(_response_not_kept), methods=["GET"]),
@@ -53,8 +56,10 @@ class OpenAI:
             Route("/v1/{path:path}", _Endpoint(_unknown_url)),
         ]
 
-    def _tokenizer_routes(self, prefix: str) -> list[BaseRoute]:
+    def _unversioned_routes(self, prefix: str) -> list[BaseRoute]:
         return [
+            Route(f"{prefix}/rerank", _Endpoint(self._posted(serve_rerank), "POST")),
+            Route(f"{prefix}/score", _Endpoint(self._posted(serve_score), "POST")),
             Route(f"{prefix}/tokenize", _Endpoint(self._posted(serve_tokenize), "POST")),
             Route(f"{prefix}/detokenize", _Endpoint(self._posted(serve_detokenize), "POST")),
             Route(f"{prefix}/tokenizer_info", _Endpoint(self._tokenizer_info, "GET", "HEAD")),

@@ -67,7 +67,7 @@ def _chat_text(model: TextModel, options: OpenAIOptions, body: bytes) -> str:
     request = read_chat(body, options)
     if model.template is None:
         raise unsupported("model", "the model has no chat template", "unsupported_endpoint")
-    check_roles(request.messages, model)
+    check_roles(request.messages, model.tokenizer.chat_template or "")
     return render_chat(model.template, model, request)
 
 

@@ -12,6 +12,7 @@ from kvcache.blocks import BlockPool
 from kvcache.events import EventLog
 from kvcache.hashes import root_hash
 from scheduler.deadlines import Deadlines
+from scheduler.engine_errors import MAX_FAILURES, EngineBrokenError, as_serving_error
 from scheduler.engine_options import EngineOptions
 from scheduler.frames import Commands, EngineLimits, EngineStats, Failure, NewRequest, StepFrame
 from scheduler.plan import Budget, Plan, commit, plan
@@ -23,14 +24,8 @@ from scheduler.token_sequence import TokenSequence
 
 log = logging.getLogger(__name__)
 
-_MAX_FAILURES = 3
-
 Proposer = Callable[[TokenSequence], list[int]]
 """Guesses the tokens after a sequence's last one; [] where it has no idea."""
-
-
-class EngineBrokenError(Exception):
-    """Steps fail again and again: the runner cannot be trusted, and its process should end."""
 
 
 class Engine:
@@ -144,7 +139,7 @@ class Engine:
             self._counts.add(work, output)
             events = self._commit(work, output)
         failures, self._failures = self._failures, []
-        if self._num_failures >= _MAX_FAILURES:
+        if self._num_failures >= MAX_FAILURES:
             raise EngineBrokenError(f"{self._num_failures} steps in a row failed")
         self._has_news = False
         kv_events = self._events.drain() if self._events is not None else None
@@ -172,7 +167,7 @@ class Engine:
             if error is None:
                 self.schedule.enqueue(sequence)
             else:
-                self._failures.append((sequence.number, Failure.of(_as_serving_error(error))))
+                self._failures.append((sequence.number, Failure.of(as_serving_error(error))))
                 self._forget(sequence)
 
     def _update_rows(self, work: Plan) -> None:
@@ -185,7 +180,7 @@ class Engine:
             except Exception as error:
                 log.exception("a request could not be prepared")
                 work.slices = [part for part in work.slices if part.sequence is not sequence]
-                self._fail(sequence, _as_serving_error(error), has_row=False)
+                self._fail(sequence, as_serving_error(error), has_row=False)
 
     def _run(self, work: Plan) -> StepOutput | None:
         """The step's outcome; None when there was none, or when it failed and so did all requests in it."""
@@ -200,7 +195,7 @@ class Engine:
             log.exception("a step of %d requests failed", len(work.slices))
             self._num_failures += 1
             for part in work.slices:
-                self._fail(part.sequence, _as_serving_error(error))
+                self._fail(part.sequence, as_serving_error(error))
             return None
         self._num_failures = 0
         return output
@@ -273,9 +268,3 @@ class _Counts:
             if part.num_drafts and tokens:
                 self.drafts += part.num_drafts
                 self.accepted += len(tokens) - 1
-
-
-def _as_serving_error(error: Exception) -> ServingError:
-    if isinstance(error, ServingError):
-        return error
-    return ServingError(Code.INTERNAL, f"the engine failed in a step: {type(error).__name__}")

@@ -6,7 +6,7 @@ from typing import Self
 import msgspec
 
 from backends.api.errors import Code, ServingError
-from backends.api.request import GenerateRequest
+from backends.api.request import GenerateRequest, Pooling
 from backends.lm.parameters import Parser, flag, number, read, whole
 from scheduler.frames import EngineLimits
 from scheduler.pace import Pace
@@ -57,6 +57,9 @@ _PARSERS: dict[str, Parser] = {
 
 def check_request(request: GenerateRequest, limits: EngineLimits) -> None:
     """Raises ServingError(INVALID) for what an engine of these limits can never run."""
+    if request.pooling is not None:
+        _check_pooling(request.prompt, request.pooling, limits)
+        return
     length, sampling = len(request.prompt), request.sampling
     if not length:
         raise ServingError(Code.INVALID, "the prompt is empty: expected at least one token", reason="invalid_prompt")
@@ -79,6 +82,19 @@ def check_request(request: GenerateRequest, limits: EngineLimits) -> None:
     _check_tokens("allowed_token_ids", sampling.allowed_token_ids or (), limits.vocab_size)
     for word in sampling.bad_words:
         _check_tokens("bad_words", word, limits.vocab_size)
+
+
+def _check_pooling(prompt: list[int], pooling: Pooling, limits: EngineLimits) -> None:
+    lengths = pooling.lengths
+    if not lengths or min(lengths) < 1:
+        raise ServingError(Code.INVALID, "a text is empty: expected at least one token", reason="invalid_prompt")
+    if max(lengths) > limits.max_model_len:
+        raise ServingError(
+            Code.INVALID,
+            f"This model's maximum context length is {limits.max_model_len} tokens, but a text has {max(lengths)} tokens.",
+            reason="context_length_exceeded",
+        )
+    _check_tokens("input", (min(prompt), max(prompt)), limits.vocab_size)
 
 
 def _check_tokens(param: str, tokens: Iterable[int], vocab_size: int) -> None:

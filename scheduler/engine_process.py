@@ -17,9 +17,20 @@ import msgspec
 
 from backends.api.errors import Code, ServingError
 from scheduler.calibrate import calibrate
-from scheduler.engine import Engine, EngineBrokenError
+from scheduler.engine import Engine
+from scheduler.engine_errors import EngineBrokenError
 from scheduler.engine_spec import EngineSpec
-from scheduler.frames import Commands, EngineFrame, Failure, FrameBuffer, Progress, commands_decoder, encode
+from scheduler.frames import (
+    Commands,
+    EngineFrame,
+    Failure,
+    FrameBuffer,
+    Progress,
+    commands_decoder,
+    encode,
+)
+from scheduler.pooling_engine import PoolingEngine
+from scheduler.stepped_engine import SteppedEngine
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +72,7 @@ def _merge(commands: Commands, more: Commands) -> None:
     commands.close |= more.close
 
 
-def serve(engine: Engine, link: Link) -> None:
+def serve(engine: SteppedEngine, link: Link) -> None:
     """Step as long as there is work, and listen before each step.
 
     Commands are followed by a step even when they leave no work: its frame tells of the engine that an abort emptied.
@@ -73,10 +84,7 @@ def serve(engine: Engine, link: Link) -> None:
 def run(spec: EngineSpec, link: Link) -> int:
     """Load, say so, serve. The exit status."""
     try:
-        runner = spec.load_runner(lambda what, done, total: link.send(Progress(what, done, total)))
-        link.send(Progress("warm-up"))
-        times = calibrate(runner, spec.options)
-        engine = Engine(runner, spec.options, times=times, records_events=spec.records_events)
+        engine = _load(spec, link)
     except ServingError as error:
         link.send(Failure.of(error))
         return 1
@@ -96,6 +104,15 @@ def run(spec: EngineSpec, link: Link) -> int:
     finally:
         engine.close()
     return 0
+
+
+def _load(spec: EngineSpec, link: Link) -> SteppedEngine:
+    if spec.pools:
+        return PoolingEngine(spec.load_pooling_runner(), spec.options)
+    runner = spec.load_runner(lambda what, done, total: link.send(Progress(what, done, total)))
+    link.send(Progress("warm-up"))
+    times = calibrate(runner, spec.options)
+    return Engine(runner, spec.options, times=times, records_events=spec.records_events)
 
 
 def _live_and_die_with_parent(parent: int) -> None:

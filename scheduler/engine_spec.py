@@ -10,6 +10,7 @@ import msgspec
 
 from backends.api.model_config import ModelConfig
 from backends.lm.step import ModelRunner
+from backends.pooling.runner import PoolingRunner
 from scheduler.engine_options import EngineOptions
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -26,8 +27,14 @@ class RunnerFactory(Protocol):
     ) -> ModelRunner: ...
 
 
+PoolingRunnerFactory = Callable[[Path, Mapping[str, str], str], PoolingRunner]
+"""From a folder, parameters and the model's name. Raises ServingError for what is wrong with the model."""
+
+
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One engine. `runner` is `module:function` of a RunnerFactory; `parameters` those of the model's config.
+
+    `pools`: it makes vectors of texts, and `runner` is that of a PoolingRunner instead.
 
     `num_threads` 0: all cores up to two, beyond that one is left to the API process. `cache_folder` keeps compiled
     kernels between starts.
@@ -38,6 +45,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, str] = {}
     options: EngineOptions = EngineOptions()
     runner: str = "scheduler.lm_runner:lm_runner"
+    pools: bool = False
     num_threads: int = 0
     cache_folder: str = ""
     records_events: bool = False
@@ -57,9 +65,16 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def load_runner(self, progress: ProgressCallback) -> ModelRunner:
-        module, _, name = self.runner.partition(":")
-        factory = cast(RunnerFactory, getattr(import_module(module), name))
+        factory = cast(RunnerFactory, self._factory())
         return factory(Path(self.folder), self.parameters, self.model_name, progress)
+
+    def load_pooling_runner(self) -> PoolingRunner:
+        factory = cast(PoolingRunnerFactory, self._factory())
+        return factory(Path(self.folder), self.parameters, self.model_name)
+
+    def _factory(self) -> object:
+        module, _, name = self.runner.partition(":")
+        return getattr(import_module(module), name)
 
 
 def child_environment(spec: EngineSpec, base: Mapping[str, str]) -> dict[str, str]:

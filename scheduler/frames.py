@@ -6,7 +6,7 @@ from typing import Self
 import msgspec
 
 from backends.api.errors import Code, ServingError
-from backends.api.request import GenerateRequest, SamplingParams, TokenEvent
+from backends.api.request import GenerateRequest, Pooling, SamplingParams, TokenEvent
 from kvcache.events import EventBatch
 
 # From the client
@@ -22,6 +22,7 @@ class NewRequest(msgspec.Struct, array_like=True, frozen=True):
     arrived: float
     deadline: float | None
     cache_salt: str
+    pooling: Pooling | None = None
 
     @classmethod
     def of(cls, number: int, request: GenerateRequest) -> Self:
@@ -33,6 +34,7 @@ class NewRequest(msgspec.Struct, array_like=True, frozen=True):
             request.arrived,
             request.deadline,
             request.cache_salt,
+            request.pooling,
         )
 
 

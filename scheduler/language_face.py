@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -12,8 +11,8 @@ from backends.api.base import TokenEngine
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from backends.api.request import GenerateRequest, InferenceRequest, InferenceResponse, TokenEvent, TokenLogprobs
-from backends.api.statistics import Failure, ModelStatistics
 from backends.api.tensor import Tensor
+from scheduler.answering import Answering
 from scheduler.language_sampling import LanguageSampling, read_sampling, sampling_params
 from scheduler.language_tensors import TextPart, TextRequest, answer_tensors, read_request
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from backends.text.stream import TextStream
     from backends.text.tokenizer import Tokenizer
 
-log = logging.getLogger(__name__)
 _LONG = 16_384  # characters, above which a prompt is tokenized off the event loop: about 5 ms
 
 
@@ -94,49 +92,24 @@ class _Choice:
 
 
 class LanguageFace:
-    """Answers KServe requests with what a model generates. Each ends once, and is counted once in `statistics`.
-
-    Lives on the event loop on which it was made; `infer` may be called from any thread.
-    """
+    """Answers KServe requests with what a model generates."""
 
     def __init__(self, model: Generator) -> None:
-        self.statistics = ModelStatistics()
         self._model = model
-        self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._answering = Answering(model.config.name, self._answer)
+        self.statistics = self._answering.statistics
+        self.infer = self._answering.infer
+        self.drain = self._answering.drain
 
-    def infer(self, request: InferenceRequest) -> None:
-        """Take a request; its answers, and a refusal, come on its stream."""
-        request.times.queued = time.monotonic()
-        self._loop.call_soon_threadsafe(self._start, request)
-
-    async def drain(self) -> None:
-        """Return once every request taken so far has ended."""
-        await asyncio.sleep(0)  # those handed over from this thread become tasks first
-        while self._tasks:
-            await asyncio.wait(self._tasks)
-
-    def _start(self, request: InferenceRequest) -> None:
-        task = self._loop.create_task(self._run(request))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _run(self, request: InferenceRequest) -> None:
+    async def _answer(self, request: InferenceRequest) -> tuple[InferenceResponse, int]:
         started: list[GenerateRequest] = []
         try:
-            last = await self._answer(request, started)
-        except ServingError as error:
-            self._fail(request, error)
-        except Exception as error:
-            log.exception("model '%s': a request failed", self._model.config.name)
-            self._fail(request, ServingError(Code.INTERNAL, f"{type(error).__name__}: {error}"))
-        else:
-            self._finish(request, last)
+            return await self._generate(request, started), 1
         finally:
             for generation in started:
                 generation.stream.cancel("the request has ended")
 
-    async def _answer(self, request: InferenceRequest, started: list[GenerateRequest]) -> InferenceResponse:
+    async def _generate(self, request: InferenceRequest, started: list[GenerateRequest]) -> InferenceResponse:
         """Put all answers but the last on the stream, and return that."""
         asked = read_request(request)
         settings = read_sampling(asked.sampling, request.parameters)
@@ -248,31 +221,3 @@ class LanguageFace:
         wanted = {output.name for output in request.outputs}
         outputs = [tensor for tensor in tensors if not wanted or tensor.name in wanted]
         return InferenceResponse(self._model.config.name, self._model.version, outputs, request.id, final=final)
-
-    # The ways out: counted before the reader can see it
-
-    def _finish(self, request: InferenceRequest, last: InferenceResponse) -> None:
-        if request.stream.ended:
-            self._fail(request, ServingError(Code.CANCELLED, "the caller left"))
-            return
-        times = request.times
-        times.compute_output_start = times.compute_end = time.monotonic()
-        self.statistics.executed(1, times)
-        self.statistics.succeeded([times])
-        request.stream.finish(last)
-
-    def _fail(self, request: InferenceRequest, error: ServingError) -> None:
-        reason = _REASONS.get(error.code, Failure.BACKEND)
-        if request.stream.ended:
-            reason = Failure.CANCELED
-        self.statistics.failed(reason, time.monotonic() - (request.times.received or request.times.queued))
-        request.stream.fail(error)
-
-
-_REASONS = {
-    Code.CANCELLED: Failure.CANCELED,
-    Code.INVALID: Failure.OTHER,
-    Code.OVERLOADED: Failure.REJECTED,
-    Code.UNAVAILABLE: Failure.REJECTED,
-    Code.DEADLINE: Failure.REJECTED,
-}

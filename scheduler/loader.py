@@ -23,6 +23,7 @@ from scheduler.labels import read_labels
 from scheduler.language_config import check_language_config
 from scheduler.language_model import LanguageModel
 from scheduler.load import load_tensor_model, start_tensor_model
+from scheduler.pooling_load import load_pooling_model
 from scheduler.rate_limit import RateLimiter
 from scheduler.response_cache import ResponseCache
 from scheduler.tensor_model import TensorModel
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 LLM = "llm"
-
+POOLING = "pooling"
 PYTHON = "python"
 
 
@@ -90,6 +91,10 @@ class ModelLoader:
             language_model = await self._language_model(config, version, folder)
             language_model.namespace = namespace
             return language_model
+        if config.backend == POOLING:
+            pooling_model = await load_pooling_model(config, version, folder, self._observer(config, version))
+            pooling_model.namespace = namespace
+            return pooling_model
         labels = await asyncio.to_thread(read_labels, config, folder.parent)
         if config.ensemble is not None:
             ensemble = load_ensemble(config, version, partial(self._find, home=namespace), self._cache)

@@ -8,22 +8,22 @@ from functools import partial
 from backends.api.base import EngineLoad
 from backends.api.errors import Code, ServingError
 from backends.api.request import GenerateRequest
-from scheduler.engine import Engine
 from scheduler.engine_observer import EngineObserver
 from scheduler.engine_options import EngineOptions, check_request
 from scheduler.frames import Commands, EngineLimits, NewRequest, StepFrame
 from scheduler.open_requests import OpenRequests
+from scheduler.stepped_engine import SteppedEngine
 
 log = logging.getLogger(__name__)
 
 
 class LocalEngine:
-    """A `TokenEngine` over an `Engine`. `generate` may be called from any thread.
+    """A `TokenEngine` over an engine. `generate` may be called from any thread.
 
     The lock guards the open requests and the commands; the engine itself belongs to the thread.
     """
 
-    def __init__(self, engine: Engine, options: EngineOptions, observer: EngineObserver | None = None) -> None:
+    def __init__(self, engine: SteppedEngine, options: EngineOptions, observer: EngineObserver | None = None) -> None:
         self.limits: EngineLimits = engine.limits
         self._engine = engine
         self._open = OpenRequests(options, observer or EngineObserver())

@@ -130,7 +130,8 @@ class OpenRequests:
         times.first_token = times.first_token or time
         times.last_token = time
         entry.num_tokens += count
-        self._observer.tokens(request, count, gap)
+        if count:
+            self._observer.tokens(request, count, gap)
         if event.finish is None:
             request.stream.put(event)
         else:

@@ -18,7 +18,7 @@ LEVELS = {
 PACKAGES = sorted({name.split(".")[0] for name in LEVELS})
 # how many ms the API process may not spend on importing: only these may import heavy libraries at module level
 HEAVY = {"torch", "transformers", "numba", "onnxruntime", "llvmlite"}
-HEAVY_ALLOWED = ("backends/lm/", "backends/pytorch", "backends/onnx", "backends/torch_program")
+HEAVY_ALLOWED = ("backends/lm/", "backends/pooling/", "backends/pytorch", "backends/onnx", "backends/torch_program")
 
 
 def room_of(module: str) -> str | None:

@@ -129,6 +129,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     grammar: Grammar | None = None
 
 
+class Pooling(msgspec.Struct, frozen=True, array_like=True):
+    """A prompt that is texts to make vectors of: `lengths` are theirs, one after another in the prompt.
+
+    `seconds`: where in each a second text begins, for models that take pairs; the text's length where none does.
+    """
+
+    lengths: list[int]
+    seconds: list[int]
+
+
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """The log-probability of `token`, its rank (1 the best), and the best alternatives, best first."""
 
@@ -143,7 +153,8 @@ class TokenEvent(msgspec.Struct, array_like=True):
 
     `finish` is set on the last event alone; `stop_token` is then the stop token that ended it (it is
     in `tokens` too), None for end-of-sequence and length. `num_cached` is the number of prompt tokens that were
-    found in the prefix cache, given on the first event; so is `prompt_logprobs`, its first entry None.
+    found in the prefix cache, given on the first event; so is `prompt_logprobs`, its first entry None. A pooled prompt
+    has one event: no tokens, and `vectors`, float32 values, those of one text after another.
     """
 
     tokens: list[int]
@@ -152,6 +163,7 @@ class TokenEvent(msgspec.Struct, array_like=True):
     stop_token: int | None = None
     num_cached: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    vectors: bytes = b""
 
 
 @dataclass(slots=True)
@@ -169,7 +181,8 @@ class GenerateTimes:
 
 @dataclass(slots=True, eq=False)
 class GenerateRequest:
-    """A tokenized prompt for a token engine; its tokens come on `stream`.
+    """A tokenized prompt for a token engine; its tokens come on `stream`. With `pooling` it is for an engine that
+    makes vectors: `sampling` then says nothing.
 
     `id` is ours, unique in the process tree, never the caller's. `priority`: lower goes first, as in
     vLLM. `cache_salt` keeps the prefixes of different tenants apart.
@@ -181,6 +194,7 @@ class GenerateRequest:
     priority: int = 0
     deadline: float | None = None
     cache_salt: str = ""
+    pooling: Pooling | None = None
     arrived: float = field(default_factory=time.monotonic)
     stream: ResponseStream[TokenEvent] = field(default_factory=ResponseStream)
     times: GenerateTimes = field(default_factory=GenerateTimes)

@@ -37,15 +37,20 @@ _GEMMA3_DEFAULTS = {
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in `path`. Raises ServingError: NOT_FOUND without the file, INVALID when it is not JSON."""
+    value = read_any_json(path)
+    if not isinstance(value, dict):
+        raise ServingError(Code.INVALID, f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def read_any_json(path: Path) -> Any:
+    """Whatever `path` holds. Raises ServingError as `read_json`."""
     try:
-        value = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ServingError(Code.NOT_FOUND, f"{path}: no such file") from None
     except (ValueError, OSError) as cause:
         raise ServingError(Code.INVALID, f"{path}: not readable JSON: {cause}") from None
-    if not isinstance(value, dict):
-        raise ServingError(Code.INVALID, f"{path}: expected a JSON object, got {type(value).__name__}")
-    return value
 
 
 def read_hf_config(folder: Path) -> LmConfig | None:

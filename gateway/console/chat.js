@@ -12,7 +12,7 @@ let running = null; // AbortController of the answer under way
 export async function loadModels() {
   const select = find("model");
   const chosen = select.value;
-  const { data } = await json("v1/models");
+  const data = (await json("v1/models")).data.filter(({ task }) => task === "generate");
   select.replaceChildren(...data.map(({ id }) => make("option", { value: id, textContent: id })));
   if (data.some(({ id }) => id === chosen)) select.value = chosen;
   if (!data.length) select.append(make("option", { value: "", textContent: "no text model is ready" }));

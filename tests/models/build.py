@@ -22,7 +22,7 @@ def build(target: Path, *more: Path) -> Path:
     shutil.rmtree(target, ignore_errors=True)
     for folder in (CONFIGS, *more):
         shutil.copytree(folder, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("chat", "tiny", "tiny_kv"):
+    for name in ("chat", "emb", "tiny", "tiny_kv"):
         (target / name / "1").mkdir()
     write_tiny(target / "tiny" / "1" / "tiny.gguf")
     return target

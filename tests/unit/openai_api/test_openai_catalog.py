@@ -37,6 +37,7 @@ def test_text_models_are_listed_with_what_clients_need():
                 "parent": None,
                 "max_model_len": 4096,
                 "permission": [],
+                "task": "generate",
             }
         ],
     }

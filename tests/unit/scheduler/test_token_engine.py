@@ -9,7 +9,8 @@ from backends.api.errors import Code, ServingError
 from backends.api.request import FinishReason, SamplingParams, TokenEvent
 from backends.lm.step import StepBatch, StepOutput
 from kvcache.prefixes import PrefixIndex
-from scheduler.engine import Engine, EngineBrokenError
+from scheduler.engine import Engine
+from scheduler.engine_errors import EngineBrokenError
 from scheduler.engine_options import EngineOptions
 from scheduler.frames import NewRequest, StepFrame
 from scheduler.token_sequence import TokenSequence
