@@ -112,8 +112,6 @@ class Norm:
 class BertEncoder:
     """`hidden` of a packed batch; no padding is computed but in attention, among rows of similar length."""
 
-    multiple = 16  # lengths of batches, so that the library's kernels, which it makes for each length, are few
-
     def __init__(self, config: BertConfig, weights: Weights) -> None:
         self._config = config
         hidden = config.hidden

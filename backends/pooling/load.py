@@ -81,7 +81,7 @@ def _of_bert(description: Description, config: BertConfig, dtype: torch.dtype, d
     head = score_head(config, weights) if description.task == "score" else None
 
     def compute(rows: Sequence[Row]) -> torch.Tensor:
-        packed = pack(rows, encoder.multiple)
+        packed = pack(rows)
         hidden = encoder.hidden(packed)
         starts = torch.from_numpy(packed.starts).to(device)
         if head is not None:

@@ -8,6 +8,8 @@ import torch
 
 from backends.pooling.runner import Row
 
+_EVERY_LENGTH = 64  # tokens, up to which a batch has the length it has
+_MULTIPLE = 16
 _SLACK = 8  # tokens of padding that cost less than one more call
 
 
@@ -25,11 +27,14 @@ class Packed:
         return np.diff(self.starts)
 
 
-def pack(rows: Sequence[Row], multiple: int = 1) -> Packed:
-    """`multiple`: tokens beyond the last row, all 0, fill up to such a length. They belong to no row."""
+def pack(rows: Sequence[Row]) -> Packed:
+    """Tokens beyond the last row, all 0, fill up to one of few lengths, for each of which a library makes its kernels
+    anew. They belong to no row."""
     lengths = [len(row.tokens) for row in rows]
     starts = np.cumsum([0, *lengths])
-    total = -(-int(starts[-1]) // multiple) * multiple
+    total = int(starts[-1])
+    if total > _EVERY_LENGTH:
+        total = -(-total // _MULTIPLE) * _MULTIPLE
     tokens, types, positions = (np.zeros(total, np.int64) for _ in range(3))
     for row, start, length in zip(rows, starts, lengths, strict=False):
         tokens[start : start + length] = row.tokens

@@ -1,6 +1,7 @@
 """Models that embed and score, served as users serve them: OpenAI's client, Triton's clients, an ensemble."""
 
 import asyncio
+import json
 import os
 import signal
 
@@ -12,6 +13,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 
+from bench import embed
 from tests.e2e.server_process import ServerProcess, eventually
 from tests.models.pooling import MAX_LEN, reference_score, reference_vector, write_bert
 
@@ -124,6 +126,15 @@ def test_tritons_clients_and_an_ensemble_get_the_same(server, vectors):
             question = triton_grpc.InferInput(name, [len(TEXTS)], "BYTES")
             question.set_data_from_numpy(values)
             np.testing.assert_allclose(over_grpc.infer(model, [question]).as_numpy(output), vectors, atol=1e-5)
+
+
+def test_the_benchmark_measures_any_endpoint(server, tmp_path):
+    report = tmp_path / "report.json"
+    load = ["--clients", "1", "4", "--batch", "2", "--words", "4", "--texts", "16", "--runs", "1"]
+    assert embed.main(["--url", server.url + "/v1", "--floor", "", "--no-progress", "--json", str(report), *load]) == 0
+    points = json.loads(report.read_text())["points"]
+    assert [(point["clients"], point["batch"], point["words"]) for point in points] == [(1, 2, 4), (4, 2, 4)]
+    assert all(run["texts_per_s"] > 0 and run["cpu_us"] > 0 for point in points for run in point["runs"])
 
 
 def test_an_engine_that_dies_is_restarted(server, vectors):
