@@ -21,8 +21,6 @@ from openai_api.pooling_fields import Input, PoolingOptions
 from openai_api.sampling import too_long
 from openai_api.text_endpoints import TextService
 
-MAX_TOKENS = 300_000  # of one request, as OpenAI has it
-
 Prepare = Callable[[PoolingTextModel], "Prepared"]
 
 
@@ -74,13 +72,19 @@ async def pool(
     deadline = None if timeout is None else time.monotonic() + timeout
     request = pooling_request(identity.id, prepared.rows, priority=caller.priority(options.priority), deadline=deadline)
     num_tokens = prepared.num_tokens
-    exchange.fields = {"id": identity.id, "model": model_id, "texts": len(prepared.rows), "prompt_tokens": num_tokens}
     try:
         model.pool(request)
         vectors = await read_vectors(request)
     finally:
         request.stream.cancel("the client left")
         caller.spend(num_tokens)
+        exchange.fields = {
+            "id": identity.id,
+            "model": model_id,
+            "texts": len(prepared.rows),
+            "prompt_tokens": num_tokens,
+            "queue_s": max(request.times.scheduled - request.arrived, 0.0),
+        }
     return Pooled(identity, model, vectors, num_tokens)
 
 
@@ -98,9 +102,6 @@ async def _prepare(
 def _checked(model: PoolingTextModel, prepare: Prepare) -> Prepared:
     prepared = prepare(model)
     check_lengths(prepared.rows, model.max_model_len, prepared.params)
-    if prepared.num_tokens > MAX_TOKENS:
-        message = f"the request has {prepared.num_tokens} tokens: expected at most {MAX_TOKENS} in one request"
-        raise invalid("max_tokens_per_request", prepared.params[0].partition("[")[0], message)
     return prepared
 
 

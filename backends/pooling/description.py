@@ -1,6 +1,6 @@
 """What a folder's files say about a pooling model: config.json, and sentence-transformers' own files. No torch."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ _POOLINGS = {
 }
 _OTHER_POOLINGS = ("pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens")
 _NEWER_POOLINGS = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
+_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
 _ACTIVATIONS = {"Sigmoid": "sigmoid", "Identity": "identity"}
 # families that count positions from the padding token's number on
 _PADDED_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet", "xlm-roberta-xl", "data2vec-text"})
@@ -31,7 +32,8 @@ class Description:
 
     `pooling` is cls, mean, max or last; `dimension` the length of its vectors, 1 for scores. `matryoshka`: the lengths
     they may be cut to, None for none, empty for any. `activation` (sigmoid or identity) makes a score of a logit.
-    `prompt` stands before every text that is embedded.
+    `dense` are folders of layers that a text's vector goes through before it is normalized. `prompt` stands before every
+    text that is embedded.
     """
 
     folder: Path
@@ -42,6 +44,7 @@ class Description:
     dimension: int
     vocab_size: int
     matryoshka: tuple[int, ...] | None = None
+    dense: tuple[Path, ...] = ()
     activation: str = "sigmoid"
     prompt: str = ""
 
@@ -66,17 +69,20 @@ def describe(folder: Path, options: PoolingOptions) -> Description:
     modules = _modules(folder)
     prompt = "" if is_score else _prompt(folder)
     pooling, hidden = _pooling(folder, modules, prompt), _text_fields(config).integer(_hidden_name(config))
+    dense = () if is_score else tuple(folder / path for kind, path in modules if kind == "Dense")
+    dimension = _dense_width(dense[-1]) if dense else hidden
     if not is_score and pooling is None:
         pooling = "last" if _architecture(config).endswith("ForCausalLM") else "mean"
     return Description(
         folder=folder,
         task="score" if is_score else "embed",
         pooling=options.pooling or pooling or "cls",
-        normalize=options.normalize if options.normalize is not None else not modules or "Normalize" in modules,
+        normalize=options.normalize if options.normalize is not None else not modules or "Normalize" in dict(modules),
         max_model_len=_length(folder, config, options.max_model_len),
-        dimension=1 if is_score else hidden,
+        dimension=1 if is_score else dimension,
         vocab_size=_text_fields(config).integer("vocab_size"),
-        matryoshka=_matryoshka(config, options.matryoshka_dimensions, hidden),
+        matryoshka=_matryoshka(config, options.matryoshka_dimensions, dimension),
+        dense=dense,
         activation=_activation(config),
         prompt=prompt,
     )
@@ -110,28 +116,32 @@ def _hidden_name(config: Fields) -> str:
     return next((name for name in ("hidden_size", "dim", "d_model", "n_embd") if name in fields), "hidden_size")
 
 
-def _modules(folder: Path) -> dict[str, str]:
-    """Kind -> folder of each step after the transformer, as sentence-transformers lists them; {} without a list."""
+def _modules(folder: Path) -> list[tuple[str, str]]:
+    """Kind and folder of each step, as sentence-transformers lists them; [] without a list."""
     path = folder / "modules.json"
     if not path.exists():
-        return {}
-    found = {}
+        return []
+    found = []
     entries = read_any_json(path)
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ServingError(Code.INVALID, f"{path}: expected a list of modules")
     for entry in entries:
         kind = str(entry.get("type", "")).rpartition(".")[2]
-        if kind not in ("Transformer", "Pooling", "Normalize"):
-            known = "Transformer, Pooling and Normalize"
-            raise ServingError(Code.UNSUPPORTED, f"{path}: expected modules {known}, got {kind!r}")
-        found[kind] = str(entry.get("path", ""))
+        if kind not in _MODULES:
+            raise ServingError(Code.UNSUPPORTED, f"{path}: expected modules {', '.join(_MODULES)}, got {kind!r}")
+        found.append((kind, str(entry.get("path", ""))))
     return found
 
 
-def _pooling(folder: Path, modules: Mapping[str, str], prompt: str) -> str | None:
-    if "Pooling" not in modules:
+def _dense_width(folder: Path) -> int:
+    return Fields(read_json(folder / "config.json"), str(folder / "config.json")).integer("out_features")
+
+
+def _pooling(folder: Path, modules: Sequence[tuple[str, str]], prompt: str) -> str | None:
+    place = dict(modules).get("Pooling")
+    if place is None:
         return None
-    path = folder / modules["Pooling"] / "config.json"
+    path = folder / place / "config.json"
     fields = Fields(read_json(path), str(path))
     if prompt and not fields.flag("include_prompt", default=True):
         raise fields.error("include_prompt", "true beside a default prompt", Code.UNSUPPORTED)

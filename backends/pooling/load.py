@@ -10,6 +10,7 @@ import torch
 
 from backends.api.errors import Code, ServingError
 from backends.pooling.bert import BertConfig, BertEncoder, open_bert, read_bert_config, score_head
+from backends.pooling.dense import Dense, load_dense
 from backends.pooling.description import Description, find_described
 from backends.pooling.hf_encoder import HfEncoder
 from backends.pooling.options import PoolingOptions
@@ -79,6 +80,7 @@ def _of_bert(description: Description, config: BertConfig, dtype: torch.dtype, d
     weights = open_bert(description.folder, config, dtype, device)
     encoder = BertEncoder(config, weights)
     head = score_head(config, weights) if description.task == "score" else None
+    dense = [load_dense(folder, device) for folder in description.dense]
 
     def compute(rows: Sequence[Row]) -> torch.Tensor:
         packed = pack(rows)
@@ -86,7 +88,7 @@ def _of_bert(description: Description, config: BertConfig, dtype: torch.dtype, d
         starts = torch.from_numpy(packed.starts).to(device)
         if head is not None:
             return _ACTIVATE[description.activation](head(hidden[starts[:-1]]).float())
-        return _vectors(hidden, starts, description)
+        return _vectors(hidden, starts, description, dense)
 
     return compute
 
@@ -94,16 +96,21 @@ def _of_bert(description: Description, config: BertConfig, dtype: torch.dtype, d
 def _of_transformers(description: Description, dtype: torch.dtype, device: torch.device) -> Compute:
     scores = description.task == "score"
     encoder = HfEncoder(description.folder, dtype, device, scores=scores)
+    dense = [load_dense(folder, device) for folder in description.dense]
 
     def compute(rows: Sequence[Row]) -> torch.Tensor:
         if scores:
             return _ACTIVATE[description.activation](encoder.logits(rows).float())
         starts = np.cumsum([0, *(len(row.tokens) for row in rows)])
-        return _vectors(torch.cat(encoder.hidden(rows)), torch.from_numpy(starts).to(device), description)
+        return _vectors(torch.cat(encoder.hidden(rows)), torch.from_numpy(starts).to(device), description, dense)
 
     return compute
 
 
-def _vectors(hidden: torch.Tensor, starts: torch.Tensor, description: Description) -> torch.Tensor:
+def _vectors(
+    hidden: torch.Tensor, starts: torch.Tensor, description: Description, dense: Sequence[Dense]
+) -> torch.Tensor:
     vectors = pool(hidden, starts, description.pooling)
+    for layer in dense:
+        vectors = layer(vectors)
     return normalized(vectors) if description.normalize else vectors

@@ -9,6 +9,8 @@ from backends.api.errors import Code, ServingError
 from backends.api.request import GenerateRequest, Pooling, SamplingParams
 from backends.pooling.runner import Row
 
+MAX_TOKENS = 300_000
+"""Of one request, as OpenAI has it."""
 _NO_SAMPLING = SamplingParams(max_tokens=0)
 
 
@@ -35,7 +37,8 @@ async def read_vectors(request: GenerateRequest) -> np.ndarray:
 
 
 def check_lengths(rows: Sequence[Row], max_model_len: int, params: Sequence[str]) -> None:
-    """Raise ServingError(INVALID) for a row that is too long or has no tokens; `params` say where each came from."""
+    """Raise ServingError(INVALID) for a row that is too long or has no tokens, and for too many tokens together; `params`
+    say where each row came from."""
     for row, param in zip(rows, params, strict=True):
         length = len(row.tokens)
         if not length:
@@ -47,3 +50,8 @@ def check_lengths(rows: Sequence[Row], max_model_len: int, params: Sequence[str]
                 f"This model's maximum context length is {max_model_len} tokens, but '{param}' has {length} tokens."
             )
             raise ServingError(Code.INVALID, message, param=param, reason="context_length_exceeded")
+    total = sum(len(row.tokens) for row in rows)
+    if total > MAX_TOKENS:
+        param = params[0].partition("[")[0]
+        message = f"'{param}' has {total} tokens: expected at most {MAX_TOKENS} in one request"
+        raise ServingError(Code.INVALID, message, param=param, reason="max_tokens_per_request")

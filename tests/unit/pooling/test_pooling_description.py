@@ -116,7 +116,7 @@ def test_the_body_of_a_classifier_may_embed(write):
         ({"config.json": CONFIG}, {"max_model_len": 65}, Code.INVALID, "at most the model's 64 positions, got 65"),
         ({"config.json": CONFIG}, {"matryoshka_dimensions": "8,64"}, Code.INVALID, "from 1 to 32, got '8,64'"),
         ({"config.json": CONFIG}, {"matryoshka_dimensions": "all"}, Code.INVALID, "got 'all'"),
-        ({"config.json": CONFIG, "modules.json": modules("Transformer", "Dense")}, {}, Code.UNSUPPORTED, "'Dense'"),
+        ({"config.json": CONFIG, "modules.json": modules("Transformer", "LSTM")}, {}, Code.UNSUPPORTED, "'LSTM'"),
         ({"config.json": CONFIG, "modules.json": {}}, {}, Code.INVALID, "a list of modules"),
         (
             {"config.json": CONFIG, "modules.json": WHOLE, "1_Pooling/config.json": {"pooling_mode": "sum"}},

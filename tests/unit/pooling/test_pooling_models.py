@@ -27,12 +27,17 @@ def ragged(seed: int, count: int = 24) -> list[Row]:
 
 
 @torch.no_grad()
-def alone(model, row: Row, how: str, *, with_types: bool) -> np.ndarray:
-    """One text by transformers itself, unpadded, in float64 from the hidden states on."""
+def own_states(model, row: Row, *, with_types: bool) -> torch.Tensor:
+    """(tokens, H) of one text by transformers itself, unpadded."""
     inputs = {"input_ids": torch.tensor([row.tokens])}
     if with_types:
         inputs["token_type_ids"] = (torch.arange(len(row.tokens)) >= row.second).long()[None]
-    states = model.base_model(**inputs).last_hidden_state[0].double()
+    return model.base_model(**inputs).last_hidden_state[0]
+
+
+def alone(model, row: Row, how: str, *, with_types: bool) -> np.ndarray:
+    """Its vector of length 1, in float64 from the hidden states on."""
+    states = own_states(model, row, with_types=with_types).double()
     vector = {"cls": states[0], "last": states[-1], "mean": states.mean(0), "max": states.amax(0)}[how]
     return (vector / vector.norm()).numpy()
 
@@ -121,6 +126,34 @@ def save(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     from safetensors.torch import save_file
 
     save_file({name: value.clone() for name, value in tensors.items()}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert"])
+def test_dense_layers_come_between_pooling_and_normalization(make, write, family):
+    folder, model = make(family)
+    kinds = ("Transformer", "Pooling", "Dense", "Dense", "Normalize")
+    modules = [{"path": f"{i}_{kind}", "type": f"sentence_transformers.models.{kind}"} for i, kind in enumerate(kinds)]
+    first = {"in_features": 32, "out_features": 64, "bias": False, "activation_function": "torch.nn.Identity"}
+    second = {"in_features": 64, "out_features": 5, "activation_function": "torch.nn.modules.activation.Tanh"}
+    write(
+        **{
+            "modules.json": modules,
+            "1_Pooling/config.json": {"pooling_mode_mean_tokens": True},
+            "2_Dense/config.json": first,
+            "3_Dense/config.json": second,
+        }
+    )
+    torch.manual_seed(1)
+    up, down, bias = torch.randn(64, 32), torch.randn(5, 64) * 0.1, torch.randn(5)
+    save(folder / "2_Dense", {"linear.weight": up})
+    save(folder / "3_Dense", {"linear.weight": down, "linear.bias": bias})
+    rows = ragged(11, 8)
+    found = load_runner(folder, PoolingOptions()).run(rows)
+    assert found.shape == (8, 5)
+    for row, vector in zip(rows, found, strict=True):
+        states = own_states(model, row, with_types=family == "bert")
+        wanted = torch.tanh(down @ (up @ states.mean(0)) + bias)
+        np.testing.assert_allclose(vector, wanted / wanted.norm(), atol=1e-5)
 
 
 def test_a_missing_or_misshapen_tensor_is_named(make):
