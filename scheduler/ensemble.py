@@ -69,6 +69,7 @@ class EnsembleModel:
         self.statistics = ModelStatistics()
         self.labels: Mapping[str, Sequence[str]] = {}  # output -> class names, for the classification extension
         self.namespace = ""
+        self.load_seconds: float | None = None
         self._parts = EnsembleParts(graph, self.config, version, find, BatchLayout(config))
         self._cache = cache
         self._loop = asyncio.get_running_loop()
