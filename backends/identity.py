@@ -4,7 +4,7 @@ The parameter `execute_delay_ms` makes every execution take that long.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from backends.api.base import Placement
@@ -71,5 +71,5 @@ class IdentityBackend:
 
 
 @register("identity")
-def identity(config: ModelConfig, folder: Path) -> IdentityBackend:
+def identity(config: ModelConfig, folder: Path, settings: Mapping[str, str]) -> IdentityBackend:
     return IdentityBackend(config)

@@ -1,7 +1,7 @@
 """What an ONNX file says about its model, and how a config is completed from it and checked against it.
 
 The rules are those of Triton's onnxruntime backend: with every input's and output's first dimension free and no
-max_batch_size given, the model batches up to 4 and dynamic batching is switched on.
+max_batch_size given, the model batches up to --backend-config default-max-batch-size and dynamic batching is switched on.
 """
 
 from collections.abc import Sequence
@@ -42,13 +42,18 @@ class OnnxTensor:
     shape: tuple[int, ...] | None
 
 
-def complete(config: ModelConfig, inputs: Sequence[OnnxTensor], outputs: Sequence[OnnxTensor]) -> ModelConfig:
+def complete(
+    config: ModelConfig,
+    inputs: Sequence[OnnxTensor],
+    outputs: Sequence[OnnxTensor],
+    default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
+) -> ModelConfig:
     """`config` with everything the file knows. Raises ServingError(INVALID) where the two disagree."""
     max_batch_size = config.max_batch_size
     dynamic_batching = config.dynamic_batching
-    if max_batch_size == 0 and _may_batch(config, inputs, outputs):
-        max_batch_size = DEFAULT_MAX_BATCH_SIZE
-        if dynamic_batching is None and config.sequence_batching is None:
+    if max_batch_size == 0 and default_max_batch_size and _may_batch(config, inputs, outputs):
+        max_batch_size = default_max_batch_size
+        if max_batch_size > 1 and dynamic_batching is None and config.sequence_batching is None:
             dynamic_batching = DynamicBatching()
     completed = replace(
         config,

@@ -6,7 +6,7 @@ Sessions are thread-safe, so the instances on one device share one: weights and 
 import ctypes
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from backends.api.model_config import ModelConfig
 from backends.api.registry import register
 from backends.api.tensor import Tensor
 from backends.gpus import num_cuda_gpus
-from backends.onnx_config import DATATYPES, OnnxTensor, complete
+from backends.onnx_config import DATATYPES, DEFAULT_MAX_BATCH_SIZE, OnnxTensor, complete
 from backends.onnx_options import providers, run_options, session_options
 
 _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
@@ -76,8 +76,9 @@ class OnnxInstance:
 class OnnxBackend:
     """One .onnx file. Sessions are opened when first needed, one a device, and live until `close`."""
 
-    def __init__(self, config: ModelConfig, folder: Path) -> None:
+    def __init__(self, config: ModelConfig, folder: Path, default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE) -> None:
         self._config = config
+        self._default_max_batch_size = default_max_batch_size
         self._path = _model_file(config, folder)
         self._lock = threading.Lock()
         self._sessions: dict[tuple[str, int], Any] = {}
@@ -90,7 +91,7 @@ class OnnxBackend:
         session = self._session(self._first_placement())
         inputs = [_describe(node) for node in session.get_inputs()]
         outputs = [_describe(node) for node in session.get_outputs()]
-        self._config = complete(config, inputs, outputs)
+        self._config = complete(config, inputs, outputs, self._default_max_batch_size)
         return self._config
 
     def instance(self, placement: Placement) -> OnnxInstance:
@@ -130,8 +131,8 @@ class OnnxBackend:
 
 
 @register("onnxruntime")
-def onnx(config: ModelConfig, folder: Path) -> OnnxBackend:
-    return OnnxBackend(config, folder)
+def onnx(config: ModelConfig, folder: Path, settings: Mapping[str, str]) -> OnnxBackend:
+    return OnnxBackend(config, folder, int(settings.get("default-max-batch-size", DEFAULT_MAX_BATCH_SIZE)))
 
 
 def _model_file(config: ModelConfig, folder: Path) -> Path:

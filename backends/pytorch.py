@@ -158,7 +158,7 @@ class TorchBackend:
 
 
 @register("pytorch")
-def pytorch(config: ModelConfig, folder: Path) -> TorchBackend:
+def pytorch(config: ModelConfig, folder: Path, settings: Mapping[str, str]) -> TorchBackend:
     return TorchBackend(config, folder)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
@@ -13,19 +14,24 @@ import uvloop
 from fastapi import FastAPI
 
 from backends.api.errors import ServingError
+from backends.api.request import InferenceRequest
 from backends.python.environment import Environments
 from gateway import health, kserve_http, logs
 from gateway.compound_settings import (
+    backend_settings,
     forward_pattern,
     grpc_options,
+    metrics_options,
     rate_limiter,
     response_cache,
     restrictions,
     tls_context,
+    trace_settings,
 )
 from gateway.console_page import console_routes
 from gateway.framework_errors import HANDLERS
 from gateway.front_door import direct_infer, guarded, guarded_metrics, make_gate
+from gateway.kserve_controls import LogControl, LogSettings, TraceControl
 from gateway.kserve_grpc import GrpcServer
 from gateway.kserve_http_infer import HotPath
 from gateway.kserve_service import Service
@@ -34,6 +40,7 @@ from gateway.metrics import Metrics
 from gateway.request_log import log_end
 from gateway.settings import Settings
 from gateway.shared_memory import CudaSharedMemory, SharedMemory
+from gateway.tracing import Tracer
 from model_repository.options import RepositoryOptions
 from model_repository.pbtxt import parse_json, to_json, to_proto
 from model_repository.repository import Repository
@@ -46,15 +53,15 @@ log = logging.getLogger("tidegate.server")
 
 def run(settings: Settings) -> int:
     """Serve until a signal; the exit code: 0 after a clean stop, 1 when the start failed."""
-    logs.set_up(settings)
+    output = logs.set_up(settings)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(settings))
+        return runner.run(_serve(settings, output))
 
 
-async def _serve(settings: Settings) -> int:
+async def _serve(settings: Settings, output: logs.LogOutput) -> int:
     stop = asyncio.Event()
     _on_signals(stop)
-    server = Server(settings)
+    server = Server(settings, output.apply)
     try:
         await server.start(stop)
     except ServingError as error:
@@ -84,17 +91,20 @@ def _on_signals(stop: asyncio.Event) -> None:
 class Server:
     """All that one process serves. `close` may be called in any state, once."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, apply_logs: Callable[[LogSettings], None] = lambda settings: None) -> None:
+        """`apply_logs` is told when a client changes what is logged."""
         self._settings = settings
         self._stopping = False
         self._start: asyncio.Task[dict[str, ServingError]] | None = None
         self._grpc_started = False
         version = metadata.version("tidegate")
         self.repository: Repository  # made below: what is made before asks for it later
-        self.metrics = Metrics(lambda: self.repository.live_models())
+        cache = response_cache(settings.cache_config)
+        self.metrics = Metrics(lambda: self.repository.live_models(), metrics_options(settings), cache)
         self._loader = ModelLoader(
             self.metrics.engines.observer,
-            cache=response_cache(settings.cache_config),
+            cache=cache,
+            backend_settings=backend_settings(settings.backend_config),
             limiter=rate_limiter(settings.rate_limit, settings.rate_limit_resource),
             cache_folder=str(_cache_folder("kernels")),
             python=PythonParts(
@@ -115,6 +125,8 @@ class Server:
         if gate is not None:  # this face learns the model's name from the body, where no path can be checked
             find, ready_models = partial(gate.find_permitted, find), partial(gate.only_permitted, ready_models)
         self.openai = OpenAI(find, ready_models, _openai_options(settings))
+        trace = TraceControl(trace_settings(settings.trace_config))
+        self._tracer = Tracer(trace)
         service = Service(
             repository=self.repository,
             config_to_json=to_json,
@@ -126,9 +138,11 @@ class Server:
             cuda_memory=CudaSharedMemory(allowed=settings.allow_client_shm),
             is_stopping=lambda: self._stopping,
             restrictions=restrictions("--http-restricted-api", settings.http_restricted_api),
-            forwarded_headers=forward_pattern(settings.http_header_forward_pattern),
+            trace=trace,
+            logging=LogControl(logs.log_settings(settings), apply_logs),
+            forwarded_headers=forward_pattern("--http-header-forward-pattern", settings.http_header_forward_pattern),
             gate=gate,
-            on_end=log_end,
+            on_end=self._ended,
         )
         app = FastAPI(title="Tidegate", version=version, redoc_url=None, exception_handlers=HANDLERS)
         app.router.routes += [
@@ -140,10 +154,18 @@ class Server:
         ]
         front = guarded(HotPath(app, service), gate, settings)
         tls = tls_context(settings.http_server_cert, settings.http_server_key)
-        direct = direct_infer(service, settings)
-        self.http = HttpListener(front, settings.http_address, settings.http_port, "HTTPService", tls, direct)
+        self.http = HttpListener(
+            front,
+            settings.http_address,
+            settings.http_port,
+            "HTTPService",
+            tls,
+            direct_infer(service, settings),
+            reuse_port=settings.reuse_http_port,
+        )
         grpc_restrictions = restrictions("--grpc-restricted-protocol", settings.grpc_restricted_protocol)
-        grpc_service = replace(service, restrictions=grpc_restrictions)
+        forwarded = forward_pattern("--grpc-header-forward-pattern", settings.grpc_header_forward_pattern)
+        grpc_service = replace(service, restrictions=grpc_restrictions, forwarded_headers=forwarded)
         self.grpc = GrpcServer(grpc_service, asyncio.get_running_loop(), grpc_options(settings))
         metrics_app = FastAPI(openapi_url=None)
         metrics_app.router.routes += self.metrics.routes()
@@ -188,6 +210,11 @@ class Server:
             await self.grpc.stop(grace_s=1.0)
         await self.http.stop(grace=1.0)
         await self.metrics_http.stop(grace=1.0)
+        self._tracer.close()
+
+    def _ended(self, request: InferenceRequest, error: ServingError | None) -> None:
+        log_end(request, error)
+        self._tracer.ended(request, error)
 
     async def _close_models(self, seconds: float) -> None:
         try:

@@ -5,7 +5,9 @@ import sys
 from importlib import metadata, util
 from pathlib import Path
 
-from gateway.settings import Settings, SettingsError, from_arguments
+from gateway.flags import from_arguments
+from gateway.settings import Settings, SettingsError
+from gateway.triton_flags import translate
 
 USAGE = """usage: tidegate COMMAND ...
 
@@ -35,7 +37,10 @@ def main() -> None:
 
 def _serve(arguments: list[str]) -> int:
     try:
+        arguments, notes = translate(arguments)
         settings = from_arguments(arguments, os.environ)
+        for note in notes:
+            print(f"tidegate serve: {note}", file=sys.stderr)
         if not all(settings.model_repository) or not settings.model_repository:
             raise SettingsError("--model-repository: expected a folder with models, got none")
         return _run(settings)

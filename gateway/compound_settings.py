@@ -3,15 +3,33 @@
 import re
 import ssl
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from backends.api.errors import ServingError
+from gateway.kserve_controls import TraceControl, TraceSettings
 from gateway.kserve_grpc import GrpcOptions
 from gateway.kserve_service import Restriction
+from gateway.metrics import MetricsOptions
 from gateway.settings import Settings, SettingsError
 from scheduler.rate_limit import RateLimiter, Resource
 from scheduler.redis_cache import connect
 from scheduler.response_cache import LocalCache, ResponseCache
 
+_BACKEND_SETTINGS = {
+    "onnxruntime": ("default-max-batch-size",),
+    # the sizes change nothing: shared memory here grows and shrinks as it is needed
+    "python": ("stub-timeout-seconds", "shm-default-byte-size", "shm-growth-byte-size", "shm-region-prefix-name"),
+}
+_METRIC_SWITCHES = ("counter_latencies", "histogram_latencies", "summary_latencies")
+_TRACE_NAMES = {
+    "file": "trace_file",
+    "level": "trace_level",
+    "rate": "trace_rate",
+    "count": "trace_count",
+    "log-frequency": "log_frequency",
+}
 CATEGORIES = (
     "health",
     "metadata",
@@ -57,6 +75,85 @@ def rate_limiter(mode: str, texts: Sequence[str]) -> RateLimiter | None:
     return RateLimiter(limits)
 
 
+def backend_settings(texts: Sequence[str]) -> dict[str, dict[str, str]]:
+    """`BACKEND,KEY=VALUE`, or `KEY=VALUE` for all backends that know it: backend -> its settings."""
+    result: dict[str, dict[str, str]] = {backend: {} for backend in _BACKEND_SETTINGS}
+    for text in texts:
+        backend, comma, pair = text.rpartition(",")
+        key, value = _pair("--backend-config", pair)
+        concerned = [backend] if comma else [name for name, keys in _BACKEND_SETTINGS.items() if key in keys]
+        if not concerned or key not in _BACKEND_SETTINGS.get(backend or concerned[0], ()):
+            known = "; ".join(f"{name}: {', '.join(keys)}" for name, keys in _BACKEND_SETTINGS.items())
+            raise SettingsError(f"--backend-config: nothing here takes '{text}', known are {known}")
+        if not value.isdecimal() and key != "shm-region-prefix-name":
+            raise SettingsError(f"--backend-config: {key}: expected a whole number, got '{value}'")
+        for name in concerned:
+            result[name][key] = value
+    return result
+
+
+def metrics_options(settings: Settings) -> MetricsOptions:
+    values = dict(_pair("--metrics-config", text) for text in settings.metrics_config)
+    switches = {name: _switch(name, values.pop(name)) for name in _METRIC_SWITCHES if name in values}
+    quantiles = values.pop("summary_quantiles", "")
+    if values:
+        known = ", ".join((*_METRIC_SWITCHES, "summary_quantiles"))
+        raise SettingsError(f"--metrics-config: unknown setting '{next(iter(values))}', expected one of {known}")
+    options = MetricsOptions(
+        cpu=settings.allow_cpu_metrics,
+        gpu=settings.allow_gpu_metrics,
+        interval=settings.metrics_interval_ms / 1000,
+    )
+    if quantiles:
+        options = replace(options, quantiles=tuple(map(_quantile, quantiles.split(","))))
+    return replace(options, **switches)  # type: ignore[arg-type]  # the three switches
+
+
+def _switch(name: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise SettingsError(f"--metrics-config: {name}: expected true or false, got '{text}'")
+    return text.lower() == "true"
+
+
+def _quantile(text: str) -> float:
+    """Of QUANTILE:ERROR; the error is what it is."""
+    try:
+        value = float(text.partition(":")[0])
+    except ValueError:
+        value = -1.0
+    if not 0.0 < value < 1.0:
+        raise SettingsError(f"--metrics-config: summary_quantiles: expected 0.5:0.05,..., got '{text}'")
+    return value
+
+
+def trace_settings(texts: Sequence[str]) -> TraceSettings:
+    """`mode=triton`, or settings with or without `triton,` before each; several levels may be given."""
+    values: dict[str, str] = {}
+    levels: list[str] = []
+    for text in texts:
+        mode, comma, pair = text.rpartition(",")
+        name, value = _pair("--trace-config", pair)
+        if "opentelemetry" in (mode, value):
+            raise SettingsError("--trace-config: traces go to a file (mode triton), not to an OpenTelemetry collector")
+        if (comma and mode != "triton") or (name == "mode" and value != "triton"):
+            raise SettingsError(f"--trace-config: expected mode triton, got '{text}'")
+        if name == "level":
+            levels.append(value.upper())
+        elif name != "mode":
+            values[name] = value
+    unknown = values.keys() - _TRACE_NAMES.keys()
+    if unknown:
+        raise SettingsError(
+            f"--trace-config: unknown setting '{min(unknown)}', expected one of {', '.join(_TRACE_NAMES)}"
+        )
+    control = TraceControl(TraceSettings(trace_file=values.pop("file", "")))
+    changes: dict[str, Any] = {_TRACE_NAMES[name]: value for name, value in values.items()}
+    try:
+        return control.update(changes | ({"trace_level": levels} if levels else {}))
+    except ServingError as error:
+        raise SettingsError(f"--trace-config: {error.message}") from None
+
+
 def restrictions(flag: str, texts: Sequence[str]) -> dict[str, Restriction]:
     """`APIS:KEY=VALUE`: category -> the header its requests must carry. A category may stand in one group alone."""
     result: dict[str, Restriction] = {}
@@ -72,11 +169,12 @@ def restrictions(flag: str, texts: Sequence[str]) -> dict[str, Restriction]:
     return result
 
 
-def forward_pattern(text: str) -> "re.Pattern[str] | None":
+def forward_pattern(flag: str, text: str) -> "re.Pattern[str] | None":
+    """As Triton's: any part of a header's name may match, in either case."""
     try:
-        return re.compile(text) if text else None
+        return re.compile(text, re.IGNORECASE) if text else None
     except re.error as error:
-        raise SettingsError(f"--http-header-forward-pattern: '{text}' is no regular expression: {error}") from None
+        raise SettingsError(f"{flag}: '{text}' is no regular expression: {error}") from None
 
 
 def grpc_options(settings: Settings) -> GrpcOptions:
@@ -93,6 +191,7 @@ def grpc_options(settings: Settings) -> GrpcOptions:
     return GrpcOptions(
         address=settings.grpc_address,
         port=settings.grpc_port,
+        reuse_port=settings.reuse_grpc_port,
         server_cert=pem(settings.grpc_server_cert),
         server_key=pem(settings.grpc_server_key),
         root_cert=pem(settings.grpc_root_cert),

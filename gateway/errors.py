@@ -15,10 +15,10 @@ _STATUSES: dict[Code, tuple[int, grpc.StatusCode]] = {
     Code.UNAUTHENTICATED: (401, grpc.StatusCode.UNAUTHENTICATED),
     Code.FORBIDDEN: (403, grpc.StatusCode.PERMISSION_DENIED),
     Code.TOO_LARGE: (413, grpc.StatusCode.RESOURCE_EXHAUSTED),  # Triton: 400; proxies and clients know 413
-    # A full queue and a passed queue deadline are UNAVAILABLE in Triton: its clients retry on that
+    # A full queue and a passed queue time-out are UNAVAILABLE in Triton: its clients retry on that
     Code.OVERLOADED: (503, grpc.StatusCode.UNAVAILABLE),
     Code.UNAVAILABLE: (503, grpc.StatusCode.UNAVAILABLE),
-    Code.DEADLINE: (503, grpc.StatusCode.UNAVAILABLE),
+    Code.DEADLINE: (503, grpc.StatusCode.DEADLINE_EXCEEDED),  # the caller's own
     Code.CANCELLED: (400, grpc.StatusCode.CANCELLED),  # nobody is left to read it
     Code.UNSUPPORTED: (501, grpc.StatusCode.UNIMPLEMENTED),
     Code.INTERNAL: (500, grpc.StatusCode.INTERNAL),

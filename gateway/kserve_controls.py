@@ -8,7 +8,7 @@ from typing import Any
 from backends.api.errors import Code, ServingError
 
 TRACE_LEVELS = frozenset({"OFF", "TIMESTAMPS", "TENSORS"})
-LOG_FORMATS = ("default", "ISO8601")
+LOG_FORMATS = ("default", "ISO8601", "json")
 _COUNTS = ("trace_rate", "trace_count", "log_frequency")
 
 
@@ -32,6 +32,7 @@ class TraceControl:
         self._default = settings
         self._global = settings
         self._by_model: dict[str, dict[str, Any]] = {}
+        self.is_on = settings.trace_level != ("OFF",)  # whether any request may have to be traced
 
     def get(self, model: str = "") -> TraceSettings:
         with self._lock:
@@ -51,12 +52,18 @@ class TraceControl:
             else:
                 restored = {k: getattr(self._default, k) if v is None else v for k, v in checked.items()}
                 self._global = replace(self._global, **restored)
+            levels = [self._global.trace_level, *(each.get("trace_level") for each in self._by_model.values())]
+            self.is_on = any(level not in (None, ("OFF",)) for level in levels)
         return self.get(model)
 
 
 def _refuse_unwritable_trace(settings: TraceSettings) -> None:
     if settings.trace_level != ("OFF",) and settings.trace_mode == "triton" and not settings.trace_file:
         raise ServingError(Code.INVALID, "Attempting to set invalid trace setting :trace file name is not given")
+    if "TENSORS" in settings.trace_level:
+        raise ServingError(
+            Code.UNSUPPORTED, "trace level TENSORS is not offered: traces hold times, not tensors", param="trace_level"
+        )
 
 
 def _trace_value(name: str, value: Any) -> Any:

@@ -63,6 +63,7 @@ class GrpcOptions:
 
     address: str = "127.0.0.1"
     port: int = 8001
+    reuse_port: bool = False
     max_concurrent: int = 512
     server_cert: Path | None = None
     server_key: Path | None = None
@@ -189,7 +190,7 @@ def _channel_options(options: GrpcOptions, max_receive: int) -> list[tuple[str, 
     settings = {
         "grpc.max_receive_message_length": max_receive,
         "grpc.max_send_message_length": -1,
-        "grpc.so_reuseport": 0,  # a second server on the port is a mistake, not a helper
+        "grpc.so_reuseport": int(options.reuse_port),
         "grpc.keepalive_time_ms": options.keepalive_time_ms,
         "grpc.keepalive_timeout_ms": options.keepalive_timeout_ms,
         "grpc.keepalive_permit_without_calls": int(options.keepalive_permit_without_calls),

@@ -86,7 +86,8 @@ def decode(
         config.name,
         version,
         [],
-        [_requested(output) for output in wire.outputs] if wire.outputs else [],
+        # one named twice is one
+        list({output.name: _requested(output) for output in wire.outputs}.values()) if wire.outputs else [],
         wire.id,
         parameters.custom if wire.parameters else {},
         parameters.sequence_id,

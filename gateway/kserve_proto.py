@@ -68,11 +68,13 @@ def decode_infer(
     )
     check_inputs(message.inputs, config, request.label)
     windows: dict[str, Window] = {}
+    outputs: dict[str, RequestedOutput] = {}  # one named twice is one
     for output in message.outputs:
-        request.outputs.append(_requested(output))
+        outputs[output.name] = _requested(output)
         if "shared_memory_region" in output.parameters:
             windows[output.name] = _window(output, open_window)
-    check_outputs((output.name for output in message.outputs), config)
+    check_outputs(outputs, config)
+    request.outputs = list(outputs.values())
     request.inputs = _inputs(message, config, request.label, open_window)
     return request, windows
 

@@ -33,10 +33,13 @@ class HttpListener:
         what: str,
         tls: ssl.SSLContext | None = None,
         direct: DirectCalls | None = None,
+        *,
+        reuse_port: bool = False,
     ) -> None:
         self._what = what
         self._address = address
         self._port = port
+        self._reuse_port = reuse_port
         self._socket: socket.socket | None = None
         self._task: asyncio.Task[None] | None = None
         self._server = _Server(
@@ -68,6 +71,7 @@ class HttpListener:
         family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
         listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, self._reuse_port)
         try:
             listening.bind((self._address, self._port))
         except OSError as error:

@@ -10,29 +10,58 @@ from datetime import UTC, datetime
 
 import orjson
 
+from gateway.kserve_controls import LogSettings
 from gateway.settings import Settings, SettingsError
 
 _LETTERS = {"DEBUG": "V", "INFO": "I", "WARNING": "W", "ERROR": "E", "CRITICAL": "E"}
 
 
-def set_up(settings: Settings) -> None:
+class LogOutput:
+    """Where this process's log lines go, and which of them. What is written follows `apply` while the server runs."""
+
+    def __init__(self, handler: logging.Handler, settings: LogSettings) -> None:
+        self._handler = handler
+        self._settings = settings
+        handler.addFilter(self._is_wanted)
+        self.apply(settings)
+
+    def apply(self, settings: LogSettings) -> None:
+        self._settings = settings
+        formatters = {"default": TextFormatter("%m%d %H:%M:%S.%f"), "ISO8601": TextFormatter("%Y-%m-%dT%H:%M:%SZ")}
+        self._handler.setFormatter(formatters.get(settings.log_format) or JsonFormatter())
+        logging.getLogger("tidegate").setLevel(logging.DEBUG if settings.log_verbose_level else logging.INFO)
+
+    def _is_wanted(self, record: logging.LogRecord) -> bool:
+        settings = self._settings
+        wanted = {
+            logging.INFO: settings.log_info,
+            logging.WARNING: settings.log_warning,
+            logging.ERROR: settings.log_error,
+        }
+        return wanted.get(record.levelno, True)
+
+
+def log_settings(settings: Settings) -> LogSettings:
+    return LogSettings(
+        log_file=settings.log_file,
+        log_info=settings.log_info,
+        log_warning=settings.log_warning,
+        log_error=settings.log_error,
+        log_verbose_level=settings.log_verbose,
+        log_format=settings.log_format,
+    )
+
+
+def set_up(settings: Settings) -> LogOutput:
     """Point the root logger at standard error or the log file, in the format and levels of `settings`.
 
     Raises SettingsError for a file that cannot be written.
     """
     handler = _handler(settings.log_file)
-    formatters = {"default": TextFormatter("%m%d %H:%M:%S.%f"), "ISO8601": TextFormatter("%Y-%m-%dT%H:%M:%SZ")}
-    handler.setFormatter(formatters.get(settings.log_format) or JsonFormatter())
-    allowed = {
-        logging.INFO: settings.log_info,
-        logging.WARNING: settings.log_warning,
-        logging.ERROR: settings.log_error,
-    }
-    handler.addFilter(lambda record: allowed.get(record.levelno, True))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
-    logging.getLogger("tidegate").setLevel(logging.DEBUG if settings.log_verbose else logging.INFO)
     for noisy in ("uvicorn.access", "uvicorn.error", "asyncio", "httpx"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    return LogOutput(handler, log_settings(settings))
 
 
 def _handler(path: str) -> logging.Handler:

@@ -1,19 +1,11 @@
-"""The server's settings: typed, frozen, read from flags and environment in this one place.
+"""The server's settings: typed, frozen, checked where they are made.
 
-Every field is a flag (`http_port` is `--http-port`) and an environment variable (`TIDEGATE_HTTP_PORT`); a flag wins.
-Flags that Triton has carry Triton's names and meanings. Nobody else reads the environment.
+Every field is a flag (`http_port` is `--http-port`) and an environment variable (`TIDEGATE_HTTP_PORT`), as `flags.py` reads
+them. Those that Triton has carry Triton's names and meanings.
 """
 
-import argparse
-import dataclasses
-import types
-import typing
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
-
-ENVIRONMENT_PREFIX = "TIDEGATE_"
-_TRUE, _FALSE = frozenset({"true", "on", "1", "yes"}), frozenset({"false", "off", "0", "no"})
+from typing import Any, Literal
 
 
 def _setting(group: str, help_text: str, default: Any, separator: str = ",") -> Any:
@@ -66,6 +58,7 @@ class Settings:
     allow_http: bool = _setting("http", "serve HTTP: KServe v2 and OpenAI side by side", True)
     http_address: str = _setting("http", "address to listen on", "127.0.0.1")
     http_port: int = _setting("http", "port; 0 takes a free one", 8000)
+    reuse_http_port: bool = _setting("http", "let other servers of this machine listen on the same port", False)
     http_max_input_size: int = _setting("http", "largest request body in bytes", 64 * 1024 * 1024)
     http_header_forward_pattern: str = _setting(
         "http", "request headers that match this regular expression become parameters of the request", ""
@@ -108,6 +101,8 @@ class Settings:
     grpc_address: str = _setting("grpc", "address to listen on", "127.0.0.1")
     grpc_port: int = _setting("grpc", "port; 0 takes a free one", 8001)
 
+    reuse_grpc_port: bool = _setting("grpc", "let other servers of this machine listen on the same port", False)
+    grpc_header_forward_pattern: str = _setting("grpc", "as --http-header-forward-pattern, for metadata", "")
     grpc_restricted_protocol: tuple[str, ...] = _setting(
         "grpc", "as --http-restricted-api; the header is triton-grpc-protocol-KEY", (), ";"
     )
@@ -134,6 +129,21 @@ class Settings:
     allow_metrics: bool = _setting("metrics", "serve Prometheus metrics", True)
     metrics_address: str = _setting("metrics", "address to listen on; empty: that of HTTP", "")
     metrics_port: int = _setting("metrics", "port; 0 takes a free one", 8002)
+
+    allow_cpu_metrics: bool = _setting("metrics", "show the use of processors and memory", True)
+    allow_gpu_metrics: bool = _setting("metrics", "show the use of GPUs, where nvidia-ml-py finds any", True)
+    metrics_interval_ms: int = _setting("metrics", "how old what is shown of the machine may be", 2000)
+    metrics_config: tuple[str, ...] = _setting(
+        "metrics",
+        "counter_latencies=BOOL, histogram_latencies=BOOL, summary_latencies=BOOL or summary_quantiles=Q:E,...",
+        (),
+        ";",
+    )
+
+    # traces
+    trace_config: tuple[str, ...] = _setting(
+        "trace", "triton,file=FILE, rate=N (one request of N), level=OFF|TIMESTAMPS, count=N, log-frequency=N", (), ";"
+    )
 
     # memory and scheduling
     allow_client_shm: bool = _setting("memory", "let clients register shared memory regions", False)
@@ -173,6 +183,7 @@ class Settings:
         _check_range("http_max_input_size", self.http_max_input_size, 1, 1 << 40)
         _check_range("sse_keep_alive_interval", self.sse_keep_alive_interval, 0, 3600)
         _check_range("log_request_chars", self.log_request_chars, 0, 1_000_000)
+        _check_range("metrics_interval_ms", self.metrics_interval_ms, 0, 86_400_000)
         if bool(self.http_server_cert) != bool(self.http_server_key):
             raise SettingsError("--http-server-cert and --http-server-key go together")
         if self.load_model and self.model_control_mode != "explicit":
@@ -183,114 +194,6 @@ class Settings:
 
 class SettingsError(ValueError):
     """A flag or variable with a value that cannot be."""
-
-
-def from_arguments(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
-    """Settings from the flags of `tidegate serve` and the environment.
-
-    Raises SettingsError; `--help` prints and exits as usual.
-    """
-    given = vars(parser().parse_args(arguments))
-    values: dict[str, Any] = {}
-    for setting in dataclasses.fields(Settings):
-        text = environment.get(ENVIRONMENT_PREFIX + setting.name.upper())
-        if given.get(setting.name) is not None:
-            raw = given[setting.name]
-        elif text is not None:
-            raw = text.split(setting.metadata["separator"]) if _is_list(setting) else text
-        else:
-            continue
-        values[setting.name] = _convert(setting, raw)
-    return Settings(**values)
-
-
-def parser() -> argparse.ArgumentParser:
-    """The flags of `tidegate serve`, grouped as in Settings."""
-    result = _Parser(
-        prog="tidegate serve",
-        usage="tidegate serve --model-repository FOLDER [flags]",
-        allow_abbrev=False,
-        description="Serve the models of a repository over KServe v2 (HTTP and gRPC) and the OpenAI API.",
-        epilog="Every flag is also an environment variable: --http-port is TIDEGATE_HTTP_PORT.",
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
-    )
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for setting in dataclasses.fields(Settings):
-        title = setting.metadata["group"]
-        if not title:
-            continue
-        group = groups.setdefault(title, result.add_argument_group(title))
-        flags = ["--" + setting.name.replace("_", "-")]
-        if setting.name == "model_repository":
-            flags.append("--model-store")
-        group.add_argument(
-            *flags,
-            dest=setting.name,
-            metavar=_metavar(setting),
-            nargs="?" if _type(setting) is bool else None,
-            const="true" if _type(setting) is bool else None,
-            action="append" if _is_list(setting) else "store",
-            help=setting.metadata["help"] + _default_text(setting),
-        )
-    return result
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise SettingsError(message)
-
-
-def _type(setting: "dataclasses.Field[Any]") -> Any:
-    return typing.get_type_hints(Settings)[setting.name]
-
-
-def _is_list(setting: "dataclasses.Field[Any]") -> bool:
-    return typing.get_origin(_type(setting)) is tuple
-
-
-def _metavar(setting: "dataclasses.Field[Any]") -> str:
-    kind = _type(setting)
-    if typing.get_origin(kind) is Literal:
-        return "|".join(typing.get_args(kind))
-    return {bool: "true|false", int: "N", float: "SECONDS"}.get(kind, "TEXT")
-
-
-def _default_text(setting: "dataclasses.Field[Any]") -> str:
-    default = setting.default
-    if default in ((), ""):
-        return ""
-    shown = (
-        str(default).lower() if isinstance(default, bool) else f"{default:g}" if isinstance(default, float) else default
-    )
-    return f" (default: {shown})"
-
-
-def _convert(setting: "dataclasses.Field[Any]", raw: Any) -> Any:
-    kind, flag = _type(setting), "--" + setting.name.replace("_", "-")
-    if _is_list(setting):
-        return tuple(raw)
-    if typing.get_origin(kind) is Literal:
-        choices = typing.get_args(kind)
-        if raw not in choices:
-            raise SettingsError(f"{flag}: expected one of {', '.join(choices)}, got '{raw}'")
-        return raw
-    if kind is bool:
-        return _boolean(flag, raw)
-    if isinstance(kind, types.GenericAlias):
-        raise TypeError(f"setting {setting.name} has a type without a conversion: {kind}")
-    try:
-        return kind(raw)
-    except ValueError:
-        wanted = {int: "a whole number", float: "a number"}[kind]
-        raise SettingsError(f"{flag}: expected {wanted}, got '{raw}'") from None
-
-
-def _boolean(flag: str, text: str) -> bool:
-    if text.lower() in _TRUE:
-        return True
-    if text.lower() in _FALSE:
-        return False
-    raise SettingsError(f"{flag}: expected true or false, got '{text}'")
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

@@ -1,6 +1,7 @@
 """How one model comes up and goes down: read, loaded with the models it needs, swapped in, drained."""
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from functools import partial
 
@@ -33,6 +34,8 @@ from model_repository.texts import (
     unreadable,
     versions_failed,
 )
+
+log = logging.getLogger(__name__)
 
 
 class Lifecycle:
@@ -115,14 +118,13 @@ class Lifecycle:
             raise unknown_to_load(name)
         record.begin_load(list(candidate.versions))
         steps = await self._load_steps(record.model, candidate.config)
+        kept = carried_over(live, candidate) if live else {}
+        namespace = record.model.namespace
         generation = await load_generation(
-            candidate,
-            self._loader,
-            self._slots,
-            namespace=record.model.namespace,
-            kept=carried_over(live, candidate) if live else {},
-            steps=steps,
+            candidate, self._loader, self._slots, namespace=namespace, kept=kept, steps=steps
         )
+        if kept:
+            log.info("model '%s': version(s) %s go on with the new configuration", name, ", ".join(kept))
         old = record.end_load(generation)
         self._table.swap(record.model, generation.models)
         if old is not None:

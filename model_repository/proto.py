@@ -4,6 +4,7 @@ The message class is `tritonclient.grpc.model_config_pb2`, the protocol's publis
 are plain numbers here and its TYPE_STRING is the protocol's BYTES.
 """
 
+from itertools import pairwise
 from typing import Any
 
 from tritonclient.grpc import model_config_pb2 as pb
@@ -159,7 +160,14 @@ def _policy_to_proto(policy: VersionPolicy) -> Any:
 
 
 def _buckets_from_proto(metrics: Any) -> tuple[float, ...]:
+    buckets: tuple[float, ...] = ()
     for control in metrics.metric_control:
-        if control.metric_identifier.family == FIRST_RESPONSE_HISTOGRAM:
-            return tuple(control.histogram_options.buckets)
-    return ()
+        family = control.metric_identifier.family
+        buckets = tuple(control.histogram_options.buckets)
+        if family != FIRST_RESPONSE_HISTOGRAM:
+            text = f"model_metrics can set the buckets of {FIRST_RESPONSE_HISTOGRAM} alone, got '{family}'"
+            raise ServingError(Code.UNSUPPORTED, text, param="model_metrics")
+        if any(low >= high for low, high in pairwise((0.0, *buckets))):
+            text = f"model_metrics must have buckets that grow from above 0, got {list(buckets)}"
+            raise ServingError(Code.INVALID, text, param="model_metrics")
+    return buckets

@@ -25,7 +25,6 @@ REFUSED = (
     "optimization.cuda.output_copy_stream",
     "optimization.gather_kernel_buffer_threshold",
     "optimization.eager_batching",
-    "model_metrics",
 )
 
 

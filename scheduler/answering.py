@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from backends.api.errors import Code, ServingError
 from backends.api.request import InferenceRequest, InferenceResponse
@@ -25,8 +25,8 @@ class Answering:
     Lives on the event loop on which it was made; `infer` may be called from any thread.
     """
 
-    def __init__(self, model_name: str, answer: Answer) -> None:
-        self.statistics = ModelStatistics()
+    def __init__(self, model_name: str, answer: Answer, first_response_bounds: Sequence[float] = ()) -> None:
+        self.statistics = ModelStatistics(first_response_bounds)
         self._model_name = model_name
         self._answer = answer
         self._loop = asyncio.get_running_loop()

@@ -15,7 +15,7 @@ from backends.api.statistics import Failure, ModelStatistics
 from backends.api.tensor import Tensor
 from scheduler.dynamic import STOPPING
 from scheduler.ensemble_graph import EnsembleGraph
-from scheduler.ensemble_run import EnsembleParts, EnsembleRun, Find
+from scheduler.ensemble_run import EnsembleParts, EnsembleRun, Find, sequence_parameters
 from scheduler.merge import BatchLayout
 from scheduler.response_cache import ResponseCache, key_of
 
@@ -69,6 +69,7 @@ class EnsembleModel:
         self.statistics = ModelStatistics()
         self.labels: Mapping[str, Sequence[str]] = {}  # output -> class names, for the classification extension
         self.namespace = ""
+        self.load_seconds: float | None = None
         self._parts = EnsembleParts(graph, self.config, version, find, BatchLayout(config))
         self._cache = cache
         self._loop = asyncio.get_running_loop()
@@ -137,7 +138,8 @@ class EnsembleModel:
         request.times.compute_end = time.monotonic()
         self.statistics.hit(request.times, lookup)
         self._leave()
-        request.stream.finish(InferenceResponse(self.config.name, self.version, outputs, request.id))
+        parameters = sequence_parameters(request)
+        request.stream.finish(InferenceResponse(self.config.name, self.version, outputs, request.id, parameters))
 
     def _cached(self, request: InferenceRequest, cache: ResponseCache) -> tuple[bytes, list[Tensor] | None]:
         key = key_of(self.config.name, self.version, request)

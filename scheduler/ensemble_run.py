@@ -14,7 +14,7 @@ from backends.api.base import LiveModel
 from backends.api.checks import check_inputs, check_outputs
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
-from backends.api.request import InferenceRequest, InferenceResponse, RequestedOutput, Times
+from backends.api.request import InferenceRequest, InferenceResponse, Parameter, RequestedOutput, Times
 from scheduler.ensemble_graph import EnsembleGraph, Step
 from scheduler.ensemble_walk import Act, Answer, Call, Walk
 from scheduler.merge import BatchLayout, Part
@@ -26,6 +26,15 @@ _LOOK_AGAIN = 0.01  # seconds until a slow reader is looked at again
 
 OnEnd = Callable[["EnsembleRun", ServingError | InferenceResponse | None], None]
 """What ended the request: an error, its one answer, or None where several answers went before."""
+
+
+def sequence_parameters(request: InferenceRequest) -> dict[str, Parameter]:
+    """What every answer of an ensemble carries in Triton, sequence or not."""
+    return {
+        "sequence_id": request.sequence_id,
+        "sequence_start": request.sequence_start,
+        "sequence_end": request.sequence_end,
+    }
 
 
 class Find(Protocol):
@@ -184,7 +193,9 @@ class EnsembleRun:
         if ensemble.has_reshaped_outputs:
             part = Part(request, 0, self.num_rows)
             (outputs,) = ensemble.layout.split({tensor.name: tensor for tensor in outputs}, [part])
-        response = InferenceResponse(ensemble.config.name, ensemble.version, outputs, request.id)
+        response = InferenceResponse(
+            ensemble.config.name, ensemble.version, outputs, request.id, sequence_parameters(request)
+        )
         if ensemble.config.decoupled:
             response.final = False
             request.stream.put(response)

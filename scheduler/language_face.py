@@ -96,7 +96,7 @@ class LanguageFace:
 
     def __init__(self, model: Generator) -> None:
         self._model = model
-        self._answering = Answering(model.config.name, self._answer)
+        self._answering = Answering(model.config.name, self._answer, model.config.first_response_bounds)
         self.statistics = self._answering.statistics
         self.infer = self._answering.infer
         self.drain = self._answering.drain
@@ -143,7 +143,8 @@ class LanguageFace:
                 return
             if choice.has_news:
                 tensors = answer_tensors(asked, [choice.take()], num_tokens)
-                self.statistics.responded(index, "success")
+                waited = time.monotonic() - (request.times.received or request.times.queued)
+                self.statistics.responded(index, "success", since_arrival=waited)
                 request.stream.put(self._response(request, tensors, final=False))
                 index += 1
 

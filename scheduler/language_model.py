@@ -35,6 +35,7 @@ class LanguageModel:
         self.config = replace(config, inputs=INPUTS, outputs=OUTPUTS, decoupled=True)
         self.version = version
         self.namespace = ""
+        self.load_seconds: float | None = None
         self.engine = engine
         self.tokenizer = tokenizer
         self.template = template

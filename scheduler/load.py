@@ -1,6 +1,7 @@
 """From a config and a version folder to a serving tensor model."""
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
 from backends.api.base import RequestBackend, TensorBackend
@@ -25,14 +26,15 @@ async def load_tensor_model(
     alarm: Alarm,
     cache: ResponseCache | None = None,
     limiter: RateLimiter | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> TensorModel:
     """Open the backend of `config` over `folder`, make and warm up every instance, and start to serve.
 
     `config` is completed by the backend; `model.config` is the whole one. `alarm` is shared by all models, so are
-    `cache` (used where the config says so) and `limiter` (None: off). Raises ServingError with nothing left behind.
+    `cache` (used where the config says so) and `limiter` (None: off). `settings` are the server's for the backend. Raises ServingError with nothing left behind.
     """
     check_supported(config)
-    backend = await asyncio.to_thread(open_backend, with_sequence_tensors(config), folder)
+    backend = await asyncio.to_thread(open_backend, with_sequence_tensors(config), folder, settings)
     return await start_tensor_model(
         backend, config, version, folder.parent / "warmup", alarm=alarm, cache=cache, limiter=limiter
     )

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from scheduler.bls import ModelCalls, Models
 from scheduler.engine_client import EngineClient
 from scheduler.engine_observer import EngineObserver
 from scheduler.engine_spec import EngineSpec
-from scheduler.ensemble import load_ensemble
+from scheduler.ensemble import EnsembleModel, load_ensemble
 from scheduler.labels import read_labels
 from scheduler.language_config import check_language_config
 from scheduler.language_model import LanguageModel
@@ -74,39 +75,54 @@ class ModelLoader:
         cache_folder: str = "",
         find: FindStep = _nothing_to_find,
         python: PythonParts | None = None,
+        backend_settings: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
-        """`find` gives ensembles the live models of their steps; it is not called before a model is loaded."""
+        """`backend_settings`: backend -> what --backend-config says for it. `find` gives ensembles the live models of their steps; it is not called before a model is loaded."""
         self._observer = observer
         self._limiter = limiter
         self._cache = cache
         self._cache_folder = cache_folder
         self._find = find
         self._python = python
+        self._backend_settings = backend_settings or {}
         self._calls: ModelCalls | None = None
         self._alarm = Alarm()
 
     async def __call__(self, config: ModelConfig, version: str, folder: Path, /, *, namespace: str = "") -> LiveModel:
         """Raises ServingError, with nothing left behind."""
+        start = time.monotonic()
         if config.backend == LLM:
-            language_model = await self._language_model(config, version, folder)
-            language_model.namespace = namespace
-            return language_model
-        if config.backend == POOLING:
-            pooling_model = await load_pooling_model(config, version, folder, self._observer(config, version))
-            pooling_model.namespace = namespace
-            return pooling_model
+            model: LiveModel = await self._language_model(config, version, folder)
+        elif config.backend == POOLING:
+            model = await load_pooling_model(config, version, folder, self._observer(config, version))
+        else:
+            model = await self._labelled_model(config, version, folder, namespace)
+        loaded: Any = model
+        loaded.namespace = namespace
+        loaded.load_seconds = time.monotonic() - start
+        return model
+
+    async def _labelled_model(
+        self, config: ModelConfig, version: str, folder: Path, namespace: str
+    ) -> EnsembleModel | TensorModel:
         labels = await asyncio.to_thread(read_labels, config, folder.parent)
         if config.ensemble is not None:
-            ensemble = load_ensemble(config, version, partial(self._find, home=namespace), self._cache)
-            ensemble.labels, ensemble.namespace = labels, namespace
-            return ensemble
-        if config.backend == PYTHON:
-            model: TensorModel = await self._python_model(config, version, folder)
+            model: EnsembleModel | TensorModel = load_ensemble(
+                config, version, partial(self._find, home=namespace), self._cache
+            )
+        elif config.backend == PYTHON:
+            model = await self._python_model(config, version, folder)
         else:
             model = await load_tensor_model(
-                config, version, folder, alarm=self._alarm, cache=self._cache, limiter=self._limiter
+                config,
+                version,
+                folder,
+                alarm=self._alarm,
+                cache=self._cache,
+                limiter=self._limiter,
+                settings=self._backend_settings.get(config.backend),
             )
-        model.labels, model.namespace = labels, namespace
+        model.labels = labels
         return model
 
     async def _python_model(self, config: ModelConfig, version: str, folder: Path) -> TensorModel:
@@ -125,6 +141,7 @@ class ModelLoader:
             of_json=of_text,
             services=self._calls,
             environments=parts.environments,
+            settings=self._backend_settings.get(PYTHON),
         )
         return await start_tensor_model(
             backend,

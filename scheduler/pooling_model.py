@@ -51,6 +51,7 @@ class PoolingModel:
         )
         self.version = version
         self.namespace = ""
+        self.load_seconds: float | None = None
         self.engine = engine
         self.tokenizer = tokenizer
         self.template = template

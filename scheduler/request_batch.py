@@ -161,6 +161,8 @@ class RunningBatch:
         now = time.monotonic()
         infer = now - (self._last_put or self._start)
         waiting = self._batch[index]
-        self._statistics.responded(waiting.num_responses, outcome, infer=infer)
+        times = waiting.request.times
+        waited = now - (times.received or times.queued)
+        self._statistics.responded(waiting.num_responses, outcome, infer=infer, since_arrival=waited)
         waiting.num_responses += 1
         self._last_put = now

@@ -60,9 +60,10 @@ class TensorModel:
         `cache` is used where the config says so.
         """
         cache = cache if config.response_cache else None
-        self.statistics = ModelStatistics()
+        self.statistics = ModelStatistics(config.first_response_bounds)
         self.labels: Mapping[str, Sequence[str]] = {}  # output -> class names, for the classification extension
         self.namespace = ""
+        self.load_seconds: float | None = None
         self._config = config
         self._version = version
         self._backend = backend

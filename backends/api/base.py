@@ -1,6 +1,6 @@
 """The protocols: what a backend offers to the layers above it, and what the repository hands out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -160,8 +160,8 @@ class RequestBackend(Protocol):
     def close(self) -> None: ...
 
 
-BackendFactory = Callable[[ModelConfig, Path], TensorBackend]
-"""From a config and its version folder. Raises ServingError; the library is imported inside."""
+BackendFactory = Callable[[ModelConfig, Path, Mapping[str, str]], TensorBackend]
+"""From a config, its version folder and what --backend-config says for this backend. Raises ServingError; the library is imported inside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ class LiveModel(Protocol):
     Requests taken before `close` are answered; `close` returns when they are.
 
     Others also look for what not every model has: `statistics` (a ModelStatistics), `labels` (output -> class names),
-    `namespace` (its repository, where names alone do not tell models apart), `infers_on_any_thread` (True: `infer` need not
+    `namespace` (its repository, where names alone do not tell models apart), `load_seconds` (how long its load took), `infers_on_any_thread` (True: `infer` need not
     be called on the event loop), `is_ready` (False: not for the moment) and `check_ready`, a coroutine, for one that has to
     find out.
     """

@@ -238,7 +238,12 @@ class ModelConfig:
     warmup: tuple[Warmup, ...] = ()
     op_library_filenames: tuple[str, ...] = ()
     repository_agents: tuple[Accelerator, ...] = ()
-    response_histogram_buckets: tuple[float, ...] = ()
+    response_histogram_buckets: tuple[float, ...] = ()  # of the time to the first response, in ms; () the default ones
+
+    @property
+    def first_response_bounds(self) -> tuple[float, ...]:
+        """The same buckets in seconds."""
+        return tuple(bound / 1000 for bound in self.response_histogram_buckets)
 
     def input(self, name: str) -> TensorSpec | None:
         return next((spec for spec in self.inputs if spec.name == name), None)

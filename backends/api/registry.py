@@ -1,7 +1,7 @@
 """Backend name -> factory. A backend's library is imported when a model first needs it, so an absent
 library fails that model alone, by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 
@@ -29,8 +29,8 @@ def known_backends() -> list[str]:
     return sorted(_MODULES.keys() | _FACTORIES.keys())
 
 
-def open_backend(config: ModelConfig, folder: Path) -> TensorBackend:
-    """The backend of `config.backend` over a version folder.
+def open_backend(config: ModelConfig, folder: Path, settings: Mapping[str, str] | None = None) -> TensorBackend:
+    """The backend of `config.backend` over a version folder; `settings` are the server's for this backend.
 
     Raises ServingError: INVALID for a name nobody registered, UNAVAILABLE for a library that is not installed.
     """
@@ -50,4 +50,4 @@ def open_backend(config: ModelConfig, folder: Path) -> TensorBackend:
                 Code.UNAVAILABLE,
                 f"model '{config.name}': backend '{name}' needs a package that is not installed: {error}",
             ) from error
-    return _FACTORIES[name](config, folder)
+    return _FACTORIES[name](config, folder, settings or {})

@@ -5,7 +5,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,15 +44,16 @@ class PythonBackend:
         services: Services | None = None,
         environments: Environments | None = None,
         num_gpus: int = 0,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
-        """`folder` is the version's. Raises ServingError: NOT_FOUND without a model.py, INVALID for options."""
+        """`folder` is the version's, `settings` are the server's for all custom models. Raises ServingError: NOT_FOUND without a model.py, INVALID for options."""
         self.metrics = CustomMetrics()
         self.supervisor = Supervisor()
         self.num_gpus = num_gpus
         self._config = config
         self._folder = folder.absolute()
         self._version = version
-        self._options = PythonOptions.of(config)
+        self._options = PythonOptions.of(config, settings or {})
         self._to_json = to_json
         self._of_json = of_json
         self._services = services or NoServices()

@@ -1,11 +1,16 @@
 """What a custom model's configuration says about its process: parameters of its config.pbtxt."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
+
+_OF_SERVER = {
+    "stub-timeout-seconds": "INITIALIZE_TIMEOUT_SECS"
+}  # a server's setting -> the parameter it is the default of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +32,12 @@ class PythonOptions:
     execution_env_path: str = ""
 
     @classmethod
-    def of(cls, config: ModelConfig) -> "PythonOptions":
-        """Raises ServingError(INVALID)."""
+    def of(cls, config: ModelConfig, settings: Mapping[str, str] = {}) -> "PythonOptions":
+        """`settings` are those of --backend-config python, where the config says nothing. Raises ServingError(INVALID)."""
         values: dict[str, Any] = {}
+        of_server = {_OF_SERVER[name]: value for name, value in settings.items() if name in _OF_SERVER}
         for name in cls.__slots__:
-            text = config.parameters.get(name.upper())
+            text = {**of_server, **config.parameters}.get(name.upper())
             if text is not None:
                 values[name] = _convert(config.name, name.upper(), text, type(getattr(_DEFAULTS, name)))
         return cls(**values)

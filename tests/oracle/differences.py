@@ -31,6 +31,15 @@ HTTP: dict[str, Difference] = {
     "log format unknown": Difference('"status": 400', "log format"),
     "generate without input": Difference("missing required input(s) ['PROMPT']", "required input is left out"),
     "generate two answers": Difference('"status": 500', "other than one answer"),
+    "load of a broken model": Difference("Internal: model 'broken': ValueError: cannot start;", "traceback"),
+    "load of a path": Difference("Not Found", "slash in a model's name"),
+    "load with files alone": Difference("with files must give the model's config too", "cannot be understood"),
+    "load with a wrong config": Difference("override config of model 'ident':1:2: not JSON", "cannot be understood"),
+    "load with an unknown field": Difference("has no field 'foo'", "cannot be understood"),
+    "raising": Difference('message: ValueError: a bug of the model"', "traceback"),
+    "batches of two sizes": Difference("input 'B' batch size does not match", "batches of several sizes"),
+    "control input sent": Difference("Got input(s) ['IN','START']", "unbalanced bracket"),
+    "a fraction": Difference("[0.8, 1e-08, 16777216.0, 3.5]", "shortest digits"),
 }
 GRPC: dict[str, Difference] = {
     "raw left over": Difference("expected 1 entries in raw_input_contents", "more entries in `raw_input_contents`"),
@@ -38,6 +47,8 @@ GRPC: dict[str, Difference] = {
     "shape negative": Difference("batch-size must be >= 1", "batch of 0 or a negative one"),
     "uint8 too large": Difference("a value outside 0 to 255", "does not fit its datatype"),
     "stream decoupled error": Difference('"bool_param": true', "ends the request"),
+    "raising": Difference('message: ValueError: a bug of the model"', "traceback"),
+    "region of cuda without handle": Difference("'raw_handle' must be a valid base64", "handle checked"),
 }
 _JSON_FAULTS = (
     "Unable to parse",
@@ -53,6 +64,8 @@ def as_we_say(answer: Any) -> Any:
 
     What a JSON parser says of its place is its own, and we name the member where Triton does not.
     """
+    if isinstance(answer, list):
+        return [as_we_say(each) for each in answer]
     error = answer["json"].get("error", "") if isinstance(answer.get("json"), dict) else ""
     if not re.sub(r"^'\w+': ", "", error).startswith(_JSON_FAULTS):
         return answer

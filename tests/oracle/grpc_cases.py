@@ -1,5 +1,6 @@
 """gRPC requests that are sent to a real Triton and to us: the rows of triton spec 2.2 and 2.3."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -11,18 +12,31 @@ from tritonclient.grpc import service_pb2_grpc
 FOUR = np.arange(4, dtype=np.float32).tobytes()
 
 
-def send(channel: grpc.Channel, messages: Any) -> Any:
+@dataclass(frozen=True)
+class Call:
+    """Messages of one stream, or one alone, with metadata or a deadline of their own."""
+
+    messages: Any
+    metadata: tuple[tuple[str, str], ...] = ()
+    timeout: float = 20
+
+
+def send(channel: grpc.Channel, case: Any) -> Any:
     """The answer in a form that can be stored. A list of messages goes over one stream."""
+    call = case if isinstance(case, Call) else Call(case)
+    messages, options = call.messages, {"metadata": call.metadata, "timeout": call.timeout}
     stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
     answers: list[Any] = []
     try:
         if isinstance(messages, list):
-            for answer in stub.ModelStreamInfer(iter(messages), timeout=20):
+            for answer in stub.ModelStreamInfer(iter(messages), **options):
                 answers.append(MessageToDict(answer, preserving_proto_field_name=True))  # noqa: PERF401 - kept if the next fails
             return {"answers": answers}
-        return {"answer": MessageToDict(_rpc(stub, messages)(messages, timeout=20), preserving_proto_field_name=True)}
+        return {"answer": MessageToDict(_rpc(stub, messages)(messages, **options), preserving_proto_field_name=True)}
     except grpc.RpcError as error:
-        return {"answers": answers, "code": error.code().name, "text": error.details()}
+        # whose clock is first is chance, and each side has its own words
+        text = "" if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED else error.details()
+        return {"answers": answers, "code": error.code().name, "text": text}
 
 
 def _rpc(stub: Any, message: Any) -> Any:
@@ -62,6 +76,18 @@ def repeat(*values: int, **more: Any) -> Any:
 def load(**parameters: tuple[str, Any]) -> Any:
     message = pb.RepositoryModelLoadRequest(model_name="ident")
     _set(message.parameters, parameters)
+    return message
+
+
+def _unload(**parameters: tuple[str, Any]) -> Any:
+    message = pb.RepositoryModelUnloadRequest(model_name="nope")
+    _set(message.parameters, parameters)
+    return message
+
+
+def _log(**settings: tuple[str, Any]) -> Any:
+    message = pb.LogSettingsRequest()
+    _set(message.settings, settings)
     return message
 
 
@@ -132,4 +158,67 @@ CASES: dict[str, Any] = {
     "stream wrong shape": [infer(id="b", shape=(1, 3))],
     "stream model error": [infer("failing", id="f")],
     "stream ordinary with empty final": [infer(id="1", parameters=EMPTY_FINAL)],
+}
+
+GRPC_ERRORS = (("triton_grpc_error", "true"),)
+SERVER_CASES: dict[str, Any] = {
+    "live": pb.ServerLiveRequest(),
+    "ready of a model": pb.ModelReadyRequest(name="ident"),
+    "ready of unknown version": pb.ModelReadyRequest(name="ident", version="7"),
+    "ready of a version that is no number": pb.ModelReadyRequest(name="ident", version="x"),
+    "ready of a broken model": pb.ModelReadyRequest(name="broken"),
+    "broken model": infer("broken"),
+    "raising": infer("raising"),
+    "ensemble": infer("chain", name="X", id="e"),
+    "ensemble of a failing step": infer("chain_failing", name="X"),
+    "sequence without id": infer("seq"),
+    "sequence without start": infer("seq", parameters={"sequence_id": ("int64_param", 7)}),
+    "sequence of a name": infer(
+        "seq",
+        parameters={
+            "sequence_id": ("string_param", "abc"),
+            "sequence_start": ("bool_param", True),
+            "sequence_end": ("bool_param", True),
+        },
+    ),
+    "headers as a parameter": infer(parameters={"headers": ("string_param", "x")}),
+    "deadline": Call(infer("slow", (1, 1), (np.float32(1.5).tobytes(),)), timeout=0.3),
+    "int8 typed": infer("ident_int8", (1, 2), (), "INT8", int_contents=[-1, 2]),
+    "int16 typed": infer("ident_int16", (1, 2), (), "INT16", int_contents=[-1, 2]),
+    "int64 typed": infer("ident_int64", (1, 2), (), "INT64", int64_contents=[-1, 2]),
+    "uint16 typed": infer("ident_uint16", (1, 2), (), "UINT16", uint_contents=[1, 2]),
+    "uint32 typed": infer("ident_uint32", (1, 2), (), "UINT32", uint_contents=[1, 2]),
+    "uint64 typed": infer("ident_uint64", (1, 2), (), "UINT64", uint64_contents=[1, 2]),
+    "fp64 typed": infer("ident_fp64", (1, 2), (), "FP64", fp64_contents=[1, 2]),
+    "uint8 typed wrongly": infer("ident_uint8", (1, 2), (), "UINT8", int_contents=[1, 2]),
+    "unload with unknown parameter": _unload(foo=("bool_param", True)),
+    "unload with a wrong parameter": _unload(unload_dependents=("string_param", "x")),
+    "region of cuda": pb.CudaSharedMemoryStatusRequest(name="zz"),
+    "region of cuda without handle": pb.CudaSharedMemoryRegisterRequest(name="x", byte_size=4),
+    "log with a wrong value": _log(log_info=("string_param", "x")),
+    "log file": _log(log_file=("string_param", "x")),
+    "stream goes on after an error": [infer("nope", id="u"), infer(id="1"), infer(id="b", shape=(1, 3)), infer(id="2")],
+    "stream goes on after a model's error": [infer("failing", id="f"), infer(id="1")],
+    "stream of a sequence": [
+        infer(
+            "seq",
+            id=str(turn),
+            parameters={
+                "sequence_id": ("int64_param", 12),
+                "sequence_start": ("bool_param", turn == 0),
+                "sequence_end": ("bool_param", turn == 2),
+            },
+        )
+        for turn in range(3)
+    ],
+    "stream in request order": [
+        infer("slow", (1, 1), (np.float32(delay).tobytes(),), id=str(turn))
+        for turn, delay in enumerate((0.3, 0.0, 0.1))
+    ],
+    "stream of grpc errors": Call([infer("failing", id="f")], GRPC_ERRORS),
+    "stream of grpc errors, decoupled": Call([repeat(1, -1, id="r")], GRPC_ERRORS),
+    "stream of grpc errors, none": Call([infer(id="1")], GRPC_ERRORS),
+    "stream deadline": Call([infer("slow", (1, 1), (np.float32(1.5).tobytes(),), id="s")], timeout=0.3),
+    "stream ensemble": [infer("chain", name="X", id="e"), infer("chain_failing", name="X", id="f")],
+    "empty stream": [],
 }

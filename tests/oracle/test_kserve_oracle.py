@@ -6,6 +6,7 @@ TIDEGATE_RECORD=1 writes new recordings instead of comparing.
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ import grpc
 import httpx
 import pytest
 
+from tests.e2e.server_process import START, ServerProcess, eventually
 from tests.fakes.kserve import grpc_server, http_server, service
 from tests.oracle import grpc_cases, http_cases
 from tests.oracle.differences import GRPC, HTTP, Difference, as_we_say
+from tests.oracle.triton_models import write_repository
 from tests.oracle.triton_server import TritonUnavailableError, triton_server
 
 FOLDER = Path(__file__).parent / "recorded"
@@ -61,22 +64,68 @@ def test_our_grpc_answer_is_tritons(our_grpc: grpc.Channel, case: str) -> None:
 
 
 def test_every_difference_is_about_a_case() -> None:
-    assert HTTP.keys() <= http_cases.CASES.keys()
-    assert GRPC.keys() <= grpc_cases.CASES.keys()
+    assert HTTP.keys() <= {*http_cases.CASES, *http_cases.SERVER_CASES, *http_cases.SCENARIOS}
+    assert GRPC.keys() <= {*grpc_cases.CASES, *grpc_cases.SERVER_CASES}
+
+
+def test_no_two_cases_have_one_name() -> None:
+    assert not http_cases.CASES.keys() & {*http_cases.SERVER_CASES, *http_cases.SCENARIOS}
+    assert not grpc_cases.CASES.keys() & grpc_cases.SERVER_CASES.keys()
+
+
+@pytest.mark.slow
+def test_a_whole_server_answers_as_triton_does(tmp_path: Path) -> None:
+    flags = ("--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false", "--strict-readiness=false")
+    server = ServerProcess(write_repository(tmp_path / "models"), *flags, "--allow-client-shm=true")
+    try:
+        assert eventually(server.is_ready, START)
+        answers = ask_everything(server.address("HTTPService"), server.address("GRPCInferenceService"))
+    finally:
+        server.stop()
+    faults = []
+    for kind, differences in (("http", HTTP), ("grpc", GRPC)):
+        known = recorded(kind)
+        assert answers[kind].keys() == known.keys()
+        for case, answer in answers[kind].items():
+            try:
+                check(answer, known[case], differences.get(case))
+            except AssertionError as fault:
+                faults.append(f"{kind} {case}: {fault}\n  ours     {answer}\n  Triton's {known[case]}")
+    assert not faults, "\n".join(faults)
 
 
 @pytest.mark.oracle
 @pytest.mark.slow
 def test_the_recordings_are_what_triton_answers(tmp_path: Path) -> None:
     try:
-        with triton_server(tmp_path) as (http_address, grpc_address, _):
-            with httpx.Client(base_url=f"http://{http_address}", timeout=20) as http:
-                from_http = {name: http_cases.send(http, case) for name, case in http_cases.CASES.items()}
-            with grpc.insecure_channel(grpc_address) as channel:
-                from_grpc = {name: grpc_cases.send(channel, case) for name, case in grpc_cases.CASES.items()}
+        with triton_server(tmp_path) as (http_address, grpc_address, *_):
+            answers = ask_everything(http_address, grpc_address)
     except TritonUnavailableError as reason:
         pytest.skip(str(reason))
-    for kind, answers in (("http", from_http), ("grpc", from_grpc)):
+    for kind in answers:
         if os.environ.get("TIDEGATE_RECORD") == "1":
-            (FOLDER / f"{kind}.json").write_text(json.dumps(answers, indent=1, ensure_ascii=False) + "\n")
-        assert answers == recorded(kind)
+            (FOLDER / f"{kind}.json").write_text(
+                json.dumps(answers[kind], indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+            )
+        known = recorded(kind)
+        assert {case: as_we_say(answer) for case, answer in answers[kind].items()} == {
+            case: as_we_say(answer) for case, answer in known.items()
+        }
+
+
+def ask_everything(http_address: str, grpc_address: str) -> dict[str, dict[str, Any]]:
+    """The answers of one server to every case."""
+    (memory := Path("/dev/shm/tidegate_oracle")).write_bytes(http_cases.FOUR + bytes(48))
+    try:
+        with httpx.Client(base_url=f"http://{http_address}", timeout=20) as http:
+            cases = http_cases.CASES | http_cases.SERVER_CASES
+            from_http: dict[str, Any] = {name: http_cases.send(http, case) for name, case in cases.items()}
+            from_http |= {name: http_cases.play(http, steps) for name, steps in http_cases.SCENARIOS.items()}
+        with grpc.insecure_channel(grpc_address) as channel:
+            calls = grpc_cases.CASES | grpc_cases.SERVER_CASES
+            from_grpc = {name: grpc_cases.send(channel, case) for name, case in calls.items()}
+    finally:
+        memory.unlink()
+    where = re.compile(r"/[^\s\"]*/models/")  # in tracebacks
+    answers: dict[str, dict[str, Any]] = json.loads(where.sub("", json.dumps({"http": from_http, "grpc": from_grpc})))
+    return answers

@@ -1,7 +1,8 @@
-"""The model repository both servers are given: small Python-backend models, written as text."""
+"""The model repository both servers are given: small Python-backend models, written as text. One of them is broken."""
 
 from pathlib import Path
 
+MORE_KINDS = ("INT8", "INT16", "INT64", "UINT16", "UINT32", "UINT64")
 _IDENTITY = """
 import triton_python_backend_utils as pb_utils
 
@@ -52,6 +53,46 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([], error) for _ in requests]
 """
 
+_RAISING = """
+class TritonPythonModel:
+    def execute(self, requests):
+        raise ValueError("a bug of the model")
+"""
+
+_BROKEN = """
+class TritonPythonModel:
+    def initialize(self, args):
+        raise ValueError("cannot start")
+
+    def execute(self, requests):
+        return []
+"""
+
+_SLOW = """
+import time
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            tensor = pb_utils.get_input_tensor_by_name(request, "IN")
+            time.sleep(float(tensor.as_numpy().ravel()[0]))
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", tensor.as_numpy())]))
+        return responses
+"""
+_QUEUE = """dynamic_batching { preferred_batch_size: [ 1 ]
+  default_queue_policy { %s } }"""
+_ENSEMBLE = """name: "%s" platform: "ensemble" max_batch_size: 8
+input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }
+output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }
+ensemble_scheduling { step { model_name: "%s" model_version: -1
+  input_map { key: "IN" value: "X" } output_map { key: "OUT" value: "Y" } } }
+"""
+_SEQUENCE = """sequence_batching { max_sequence_idle_microseconds: 60000000
+  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } } }"""
+
 
 def _config(
     name: str, batch: int, inputs: list[tuple[str, str, str, str]], outputs: list[tuple[str, str, str]], extra: str = ""
@@ -66,9 +107,11 @@ def _config(
     return "\n".join(lines) + "\n"
 
 
-def _simple(name: str, datatype: str, dims: str, batch: int = 8) -> tuple[str, str]:
-    config = _config(name, batch, [("IN", datatype, dims, "")], [("OUT", datatype, dims)])
-    return config, _IDENTITY.format(pairs=[("IN", "OUT")])
+def _simple(
+    name: str, datatype: str, dims: str, batch: int = 8, extra: str = "", code: str = _IDENTITY
+) -> tuple[str, str]:
+    config = _config(name, batch, [("IN", datatype, dims, "")], [("OUT", datatype, dims)], extra)
+    return config, code.replace("{pairs!r}", repr([("IN", "OUT")]))
 
 
 def models() -> dict[str, tuple[str, str]]:
@@ -84,6 +127,15 @@ def models() -> dict[str, tuple[str, str]]:
         "ident_fp16": _simple("ident_fp16", "FP16", "[ -1 ]"),
         "ident_uint8": _simple("ident_uint8", "UINT8", "[ -1 ]"),
         "ident_fp64": _simple("ident_fp64", "FP64", "[ -1 ]"),
+        **{f"ident_{kind.lower()}": _simple(f"ident_{kind.lower()}", kind, "[ -1 ]") for kind in MORE_KINDS},
+        "raising": _simple("raising", "FP32", "[ 4 ]", code=_RAISING),
+        "broken": _simple("broken", "FP32", "[ 4 ]", code=_BROKEN),
+        "slow": _simple("slow", "FP32", "[ 1 ]", 1, code=_SLOW),
+        "full": _simple("full", "FP32", "[ 1 ]", 1, _QUEUE % "max_queue_size: 1", _SLOW),
+        "late": _simple("late", "FP32", "[ 1 ]", 1, _QUEUE % "default_timeout_microseconds: 100000", _SLOW),
+        "seq": _simple("seq", "FP32", "[ 4 ]", extra=_SEQUENCE),
+        "chain": (_ENSEMBLE % ("chain", "ident"), ""),
+        "chain_failing": (_ENSEMBLE % ("chain_failing", "failing"), ""),
         "text": (
             _config(
                 "text",
@@ -117,5 +169,6 @@ def write_repository(folder: Path) -> Path:
         version = folder / name / "1"
         version.mkdir(parents=True, exist_ok=True)
         (folder / name / "config.pbtxt").write_text(config)
-        (version / "model.py").write_text(code)
+        if code:
+            (version / "model.py").write_text(code)
     return folder

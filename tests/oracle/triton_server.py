@@ -56,6 +56,8 @@ def triton_server(folder: Path, repository: Path | None = None, **more: str) -> 
         "model-repository": repository,
         "model-control-mode": "explicit",
         "load-model": "*",
+        "exit-on-error": "false",
+        "strict-readiness": "false",
         "http-address": "127.0.0.1",
         "grpc-address": "127.0.0.1",
         "http-port": ports[0],

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from backends.api.errors import Code, ServingError
+from gateway.flags import from_arguments, parser
 from gateway.key_file import key_ring
 from gateway.keys import EVERY_FACE, ORDINARY_FACES, Face, Key, KeyRing, digest_of
-from gateway.settings import Settings, SettingsError, from_arguments, parser
+from gateway.settings import Settings, SettingsError
 
 TOML = """
 [[keys]]

@@ -1,10 +1,12 @@
 """Log lines."""
 
+import io
 import logging
 
 import orjson
 
-from gateway.logs import JsonFormatter, TextFormatter
+from gateway.kserve_controls import LogSettings
+from gateway.logs import JsonFormatter, LogOutput, TextFormatter
 
 
 def record(**fields: object) -> logging.LogRecord:
@@ -24,3 +26,18 @@ def test_json_is_one_object_a_line() -> None:
     assert "\n" not in line
     entry = orjson.loads(line)
     assert (entry["level"], entry["message"], entry["model"]) == ("info", "chat finished", "a\nb")
+
+
+def test_what_is_logged_can_change_while_the_server_runs() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    output = LogOutput(handler, LogSettings())
+    logger = logging.Logger("test", logging.DEBUG)
+    logger.addHandler(handler)
+    logger.info("one")
+    output.apply(LogSettings(log_info=False, log_format="json"))
+    logger.info("two")
+    logger.warning("three")
+    first, second = stream.getvalue().splitlines()
+    assert first.endswith(" one")
+    assert orjson.loads(second)["message"] == "three"

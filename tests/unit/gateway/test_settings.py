@@ -2,7 +2,9 @@
 
 import pytest
 
-from gateway.settings import Settings, SettingsError, from_arguments, parser
+from gateway.flags import from_arguments, parser
+from gateway.settings import Settings, SettingsError
+from gateway.triton_flags import translate
 
 
 def test_defaults_are_those_of_the_class() -> None:
@@ -59,3 +61,27 @@ def test_help_names_every_flag_with_its_default() -> None:
     text = parser().format_help()
     assert "--http-port" in text
     assert "(default: 8000)" in text
+
+
+def test_flags_of_triton_that_change_nothing_are_taken_with_a_note() -> None:
+    arguments, notes = translate(["--http-thread-count=8", "--grpc-infer-thread-count", "4", "--http-port=1"])
+    assert arguments == ["--http-port=1"]
+    assert notes == [
+        "--http-thread-count has no effect: one event loop serves HTTP",
+        "--grpc-infer-thread-count has no effect: calls take no thread each",
+    ]
+
+
+def test_older_names_of_triton_s_flags_stand_for_the_new_ones() -> None:
+    old = ["--trace-file=t.json", "--trace-rate", "7", "--response-cache-byte-size=9", "--strict-model-config"]
+    settings = from_arguments(translate(old)[0], {})
+    assert settings.trace_config == ("triton,file=t.json", "rate=7")
+    assert settings.cache_config == ("local,size=9",)
+    assert settings.disable_auto_complete_config
+
+
+@pytest.mark.parametrize("value", ["=true", "=1", ""])
+def test_endpoints_that_are_not_here_can_only_be_off(value: str) -> None:
+    assert translate(["--allow-sagemaker=false"]) == ([], [])
+    with pytest.raises(SettingsError, match="--allow-sagemaker: expected false, as there is no SageMaker endpoint"):
+        translate([f"--allow-sagemaker{value}"])

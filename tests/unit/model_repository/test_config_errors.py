@@ -22,6 +22,9 @@ def error_of(text: str) -> ConfigError:
     return raised.value
 
 
+FIRST_RESPONSE = 'metric_identifier { family: "nv_inference_first_response_histogram_ms" }'
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -39,12 +42,20 @@ def error_of(text: str) -> ConfigError:
         ('instance_group { kind: "KIND_CPU" }', f'{FILE}:1:24: "KIND_CPU" must be written without quotes'),
         ("\x00", f"{FILE}:1:1: Expected identifier or number, got \\x00 in '\\x00'"),
         ("\n\x00\xff", f"{FILE}:2: not UTF-8 text: byte 2 is 0xff"),
+        (
+            'model_metrics { metric_control { metric_identifier { family: "nv_x" } } }',
+            f"{FILE}:1:1: model_metrics can set the buckets of nv_inference_first_response_histogram_ms alone",
+        ),
+        (
+            f"model_metrics {{ metric_control {{ {FIRST_RESPONSE} histogram_options {{ buckets: [ 2, 1 ] }} }} }}",
+            f"{FILE}:1:1: model_metrics must have buckets that grow from above 0, got [2.0, 1.0]",
+        ),
         ("version_policy:\n { latest {} }", f"{FILE}:1:1: version policy 'latest' must have 'num_versions' >= 1"),
     ],
 )
 def test_a_fault_is_told_with_its_place(text: str, expected: str) -> None:
     error = error_of(text)
-    assert error.code is Code.INVALID
+    assert error.code in (Code.INVALID, Code.UNSUPPORTED)
     assert error.message.startswith(expected)
 
 
@@ -58,7 +69,6 @@ def test_two_scheduling_choices_are_named() -> None:
 _EXAMPLES = {
     "model_operations": 'model_operations { op_library_filename: "x.so" }',
     "model_repository_agents": "model_repository_agents { }",
-    "model_metrics": "model_metrics { }",
     "runtime": 'runtime: "x"',
     "cc_model_filenames": 'cc_model_filenames { key: "8.0" value: "x" }',
     "optimization.priority": "optimization { priority: PRIORITY_MAX }",

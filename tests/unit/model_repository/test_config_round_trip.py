@@ -164,7 +164,7 @@ configs = st.builds(
     warmup=st.lists(warmups, max_size=2).map(tuple),
     op_library_filenames=st.lists(names, max_size=2).map(tuple),
     repository_agents=accelerators,
-    response_histogram_buckets=st.lists(st.floats(0, 1e6), max_size=3).map(tuple),
+    response_histogram_buckets=st.sets(st.floats(0.1, 1e6), max_size=3).map(lambda bounds: tuple(sorted(bounds))),
 )
 scheduled = st.builds(
     lambda config, field: config if field is None else _with(config, field),
