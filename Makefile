@@ -8,7 +8,7 @@ PIPELINES := .venv/.can-serve-pipelines
 TESTS := .venv/.can-test
 PACKAGES := backends gateway kvcache model_repository openai_api scheduler
 
-.PHONY: serve pipelines test test-cases check bench size clean
+.PHONY: serve pipelines test test-cases test-clients check bench size clean
 
 serve: $(SERVES)
 	$(BIN)/python -m examples.fetch_models
@@ -40,6 +40,11 @@ test-cases: $(TESTS)
 	  --http 127.0.0.1:18500 --grpc 127.0.0.1:18501 --metrics 127.0.0.1:18502 \
 	  --pid-match 'tidegate serve' --worker-match scheduler.engine_process \
 	  --start 'exec $(BIN)/tidegate serve --model-repository {repo} --http-port {http} --grpc-port {grpc} --metrics-port {metrics} --model-control-mode explicit --load-model "*" --exit-timeout-secs 3 --allow-client-shm true' $(ARGS)
+
+# client libraries against one real server, each in an environment of its own under build/clients: `make test-clients CLIENTS=langchain`
+CLIENTS ?=
+test-clients: $(TESTS)
+	$(BIN)/python -m tests.clients $(CLIENTS)
 
 bench: $(TESTS)
 	$(BIN)/python -m bench.engine $(ARGS)

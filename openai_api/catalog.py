@@ -27,14 +27,17 @@ class Catalog:
         Raises ServingError: model_not_found, or UNAVAILABLE while it loads.
         """
         if not model_id:
-            model_id = self._only_one(_chats)
+            model_id = self._only_one(is_text_model)
         model = self._live(model_id)
         if not is_text_model(model):
             raise unsupported("model", f"the model '{model_id}' does not generate text", "unsupported_endpoint")
         return model_id, model
 
     def tensor_model(self, model_id: str) -> tuple[str, LiveModel] | None:
-        """The same for a model that chats in tensors; None for any other. Raises ServingError as `text_model`."""
+        """The same for a model that chats in tensors; None for any other. "" is the only model of both kinds.
+
+        Raises ServingError as `text_model`.
+        """
         model_id = model_id or self._only_one(_chats)
         model = self._live(model_id)
         return (model_id, model) if speaks_in_tensors(model) else None

@@ -11,6 +11,7 @@ from openai_api.ascii_json import ascii_json
 MAX_MESSAGE = 1024  # characters: an answer never grows with the input that caused it
 MAX_RETRY_AFTER = 30.0  # seconds: SDKs give up on waits they find too long
 DEFAULT_RETRY_AFTER = 1.0
+_TOLD_BY_MESSAGE = "context_length_exceeded"  # LangChain looks for it in what the SDK shows, which is the message alone
 
 
 class Wire(NamedTuple):
@@ -54,6 +55,8 @@ def error_object(error: ServingError) -> dict[str, str | None]:
     """The members that tell a client what went wrong: `message`, `type`, `param`, `code`."""
     wire = wire_error(error)
     message = error.message if len(error.message) <= MAX_MESSAGE else error.message[: MAX_MESSAGE - 3] + "..."
+    if wire.code == _TOLD_BY_MESSAGE:
+        message = f"{message} ({wire.code})"
     return {"message": message, "type": wire.type, "param": error.param, "code": wire.code}
 
 

@@ -220,6 +220,6 @@ def compact(schema: dict[str, object]) -> dict[str, object]:
 
 def _may_add(schema: dict[str, object]) -> bool:
     properties, required = schema.get("properties"), schema.get("required", [])
-    if not isinstance(properties, dict) or not properties or not isinstance(required, list):
+    if not isinstance(properties, dict) or not isinstance(required, list):
         return True
     return not schema.keys().isdisjoint(_OPENING) or not properties.keys() >= {str(name) for name in required}

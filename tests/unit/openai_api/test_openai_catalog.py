@@ -1,6 +1,7 @@
 import pytest
 
 from backends.api.errors import Code, ServingError
+from backends.api.model_config import ModelConfig
 from openai_api.catalog import Catalog
 from tests.unit.openai_api.face import Repository
 from tests.unit.openai_api.scripted import ScriptedModel, says
@@ -9,8 +10,8 @@ from tests.unit.openai_api.scripted import ScriptedModel, says
 class TensorModel:
     """A live model that generates no text."""
 
-    def __init__(self, name):
-        self.config = ScriptedModel(says(""), name=name).config
+    def __init__(self, name, parameters=None):
+        self.config = ModelConfig(name=name, backend="python", parameters=parameters or {})
         self.version = "1"
 
     def infer(self, request): ...
@@ -59,9 +60,13 @@ def test_a_name_with_a_colon_or_slash_is_a_name():
 
 def test_the_model_may_be_left_out_where_there_is_only_one():
     one, other = ScriptedModel(says("")), ScriptedModel(says(""), name="other")
-    assert catalog(one, TensorModel("resnet")).text_model("") == ("chat", one)
+    talker = TensorModel("talker", {"openai": "chat"})
+    assert catalog(one, TensorModel("resnet"), talker).text_model("") == ("chat", one)
+    assert catalog(TensorModel("resnet"), talker).tensor_model("") == ("talker", talker)
     with pytest.raises(ServingError) as caught:
         catalog(one, other).text_model("")
+    with pytest.raises(ServingError, match="several models"):
+        catalog(one, talker).tensor_model("")
     assert (caught.value.reason, caught.value.param) == ("missing_required_parameter", "model")
 
 

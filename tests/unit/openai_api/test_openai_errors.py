@@ -14,12 +14,12 @@ def test_every_code_has_a_status_and_all_four_members(code):
 
 
 def test_an_errors_own_reason_is_the_code_clients_see():
-    error = ServingError(Code.INVALID, "too long", param="messages", reason="context_length_exceeded")
+    error = ServingError(Code.INVALID, "too long", param="messages", reason="invalid_prompt")
     assert json.loads(error_body(error))["error"] == {
         "message": "too long",
         "type": "invalid_request_error",
         "param": "messages",
-        "code": "context_length_exceeded",
+        "code": "invalid_prompt",
     }
 
 
@@ -47,3 +47,8 @@ def test_a_wrong_request_is_not_to_be_retried():
 
 def test_a_message_does_not_grow_with_its_cause():
     assert len(error_body(ServingError(Code.INVALID, "ü\n" * 100_000))) < 8192
+
+
+def test_an_overflow_is_named_in_the_message_too():
+    error = ServingError(Code.INVALID, "The prompt is too long.", reason="context_length_exceeded")
+    assert json.loads(error_body(error))["error"]["message"] == "The prompt is too long. (context_length_exceeded)"

@@ -153,6 +153,17 @@ async def test_definitions_of_each_tool_stay_its_own():
         check_grammar(grammar, "tools")
 
 
+@pytest.mark.parametrize(
+    ("parameters", "is_closed"),
+    [(None, True), ({"type": "object", "properties": {}}, True), ({"type": "object"}, False)],
+)
+def test_a_tool_without_arguments_gets_none(parameters, is_closed):
+    use = read_tools(Fields({"tools": [tool("news", parameters=parameters)], "tool_choice": NAMED}))
+    grammar = use.grammar()
+    assert grammar is not None
+    assert (json.loads(grammar.text).get("additionalProperties") is False) == is_closed
+
+
 async def test_none_calls_nothing_and_shows_the_model_no_tools():
     model = ScriptedModel(
         says('<tool_call>{"name": "news", "arguments": {}}</tool_call>'), chat_template=HERMES_TEMPLATE
