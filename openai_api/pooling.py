@@ -77,7 +77,7 @@ async def pool(
         vectors = await read_vectors(request)
     finally:
         request.stream.cancel("the client left")
-        caller.spend(num_tokens)
+        caller.spend(num_tokens if request.times.scheduled else 0)
         exchange.fields = {
             "id": identity.id,
             "model": model_id,

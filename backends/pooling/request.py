@@ -29,10 +29,16 @@ def pooling_request(
 
 
 async def read_vectors(request: GenerateRequest) -> np.ndarray:
-    """(rows, dimension) float32 of a request that an engine has taken. Raises the ServingError of a failed stream."""
+    """(rows, dimension) float32 of a request that an engine has taken.
+
+    Raises the ServingError of a failed stream, and INTERNAL for values that no JSON can hold.
+    """
     assert request.pooling is not None
     async for event in request.stream:
-        return np.frombuffer(event.vectors, np.float32).reshape(len(request.pooling.lengths), -1)
+        vectors = np.frombuffer(event.vectors, np.float32).reshape(len(request.pooling.lengths), -1)
+        if not np.isfinite(vectors).all():
+            raise ServingError(Code.INTERNAL, "the model's result is not finite: its numbers overflow in this dtype")
+        return vectors
     raise ServingError(Code.INTERNAL, "the engine's stream ended without vectors")
 
 

@@ -30,6 +30,27 @@ ensemble_scheduling { step {
 } }
 """
 
+CALLER = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        texts = pb_utils.get_input_tensor_by_name(request, "question").as_numpy()
+        inputs = [pb_utils.Tensor("text_input", texts)]
+        asked = pb_utils.InferenceRequest(model_name="emb", inputs=inputs, requested_output_names=["embedding"])
+        vectors = pb_utils.get_output_tensor_by_name(asked.exec(), "embedding").as_numpy()
+        return pb_utils.InferenceResponse([pb_utils.Tensor("vector", vectors)])
+"""
+CALLER_CONFIG = """
+backend: "python"
+input { name: "question" data_type: TYPE_STRING dims: [ -1 ] }
+output { name: "vector" data_type: TYPE_FP32 dims: [ -1, 32 ] }
+"""
+
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
@@ -41,6 +62,9 @@ def models(repository):
     """By name, as transformers has them."""
     (repository / "ens" / "1").mkdir(parents=True)
     (repository / "ens" / "config.pbtxt").write_text(ENSEMBLE)
+    (repository / "caller" / "1").mkdir(parents=True)
+    (repository / "caller" / "config.pbtxt").write_text(CALLER_CONFIG)
+    (repository / "caller" / "1" / "model.py").write_text(CALLER)
     made = {}
     for name in ("emb", "rank"):
         made[name] = write_bert(repository / name / "1", scores=name == "rank")
@@ -111,7 +135,7 @@ def test_a_cross_encoder_ranks_and_scores_as_transformers_does(server, models, r
     assert [entry["score"] for entry in data] == pytest.approx(wanted, abs=1e-5)
 
 
-def test_tritons_clients_and_an_ensemble_get_the_same(server, vectors):
+def test_tritons_clients_an_ensemble_and_a_custom_model_get_the_same(server, vectors):
     values = np.array([text.encode() for text in TEXTS], object)
     with triton_http.InferenceServerClient(server.address("HTTPService")) as over_http:
         question = triton_http.InferInput("text_input", [len(TEXTS)], "BYTES")
@@ -122,7 +146,8 @@ def test_tritons_clients_and_an_ensemble_get_the_same(server, vectors):
     assert statistics["inference_count"] == len(TEXTS)
     assert statistics["inference_stats"]["success"]["count"] == 1
     with triton_grpc.InferenceServerClient(server.address("GRPCInferenceService")) as over_grpc:
-        for model, name, output in (("emb", "text_input", "embedding"), ("ens", "question", "vector")):
+        pipelines = [(name, "question", "vector") for name in ("ens", "caller")]
+        for model, name, output in (("emb", "text_input", "embedding"), *pipelines):
             question = triton_grpc.InferInput(name, [len(TEXTS)], "BYTES")
             question.set_data_from_numpy(values)
             np.testing.assert_allclose(over_grpc.infer(model, [question]).as_numpy(output), vectors, atol=1e-5)

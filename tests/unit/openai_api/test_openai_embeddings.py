@@ -237,12 +237,23 @@ async def test_a_failing_model_is_500_and_serves_the_next():
     assert "secret" not in error["message"]
 
 
+async def test_numbers_that_json_cannot_hold_are_an_error():
+    class Overflowing(FakePoolingRunner):
+        def run(self, rows: Any) -> np.ndarray:
+            return super().run(rows) * np.float32("inf")
+
+    async with serving(runner=Overflowing()) as client:
+        status, error = await client.error(PATH, {"model": "emb", "input": "a"})
+    assert (status, error["code"], "not finite" in error["message"]) == (500, "internal_error", True)
+
+
 async def test_tokens_are_charged_to_the_caller():
     spent: list[int] = []
     token = CALLER.set(Caller("me", spend=spent.append))
     try:
         async with serving() as client:
             await embed(client, input=["ab", "c"])
+            await client.error(PATH, {"model": "emb", "input": "a" * 31})
     finally:
         CALLER.reset(token)
     assert spent == [len(fake_tokens("ab")) + len(fake_tokens("c"))]
