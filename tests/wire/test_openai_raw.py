@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 import socket
 import struct
 
@@ -91,6 +92,18 @@ def test_a_large_body_is_refused(server, is_declared):
     response = httpx.post(server.url + "/completions", content=content, headers={"content-type": "application/json"})
     assert response.status_code == 413
     assert response.json()["error"]["code"] == "request_too_large"
+
+
+def test_a_body_without_an_end_fills_no_memory(server):
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    piece = b"100000\r\n" + b" " * 2**20 + b"\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
+        connection.sendall(head)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for _ in range(200):
+            connection.sendall(piece)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB, of 200 MiB sent
+        assert b" 413 " in connection.recv(4096)
 
 
 @pytest.mark.parametrize(
