@@ -70,6 +70,13 @@ class BatchPolicy:
             levels=tuple(levels),
         )
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a request may leave the queue before a thread is free for it: nobody counts on it being there."""
+        (first, *others) = self.levels
+        limited = others or first.max_queue_size or first.default_timeout_microseconds
+        return not (self.max_rows or limited)
+
     def level_of(self, priority: int) -> int:
         """The level for a request's `priority`; 0 and numbers past the last level get the default."""
         return priority if 1 <= priority <= len(self.levels) else self.default_level

@@ -164,10 +164,12 @@ class ModelCalls:
         instances: list[PythonInstance] = getattr(backend, "instances", [])
         if not instances:
             return None
+        for instance in instances:
+            for run in instance.runs:
+                if any(request is waits.call.request for request in run.batch.requests):
+                    executing = instance.executing
+                    return [(instance, each.number) for each in ([run] if run in executing else executing)]
         runs: list[tuple[PythonInstance, Run]] = [(each, run) for each in instances for run in each.executing]
-        for instance, run in runs:
-            if any(request is waits.call.request for request in run.batch.requests):
-                return [(instance, run.number)]
         if any(instance.has_room for instance in instances):
             return None
         return [(instance, run.number) for instance, run in runs]

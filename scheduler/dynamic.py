@@ -184,6 +184,27 @@ class BatchScheduler:
             if len(self._queue):
                 self._call_one()
 
+    def take_ahead(self, most: int) -> list[Waiting]:
+        """More requests for a thread that has a batch, each to be run by itself: its share of what waits.
+
+        None where requests are joined, where a queue's length or time is limited, and while a thread is free.
+        """
+        if most <= 0 or not self._policy.runs_ahead:
+            return []
+        taken: list[Waiting] = []
+        refused: list[Waiting] = []
+        with self._lock:
+            now = time.monotonic()
+            num = 0 if self._idle or self._num_called else min(most, len(self._queue) // max(1, self._num_busy))
+            while len(taken) < num:
+                batch, late, _ = next_batch(self._queue, self._policy, now)
+                taken += batch
+                refused += late
+                if not batch:
+                    break
+        self._refuse(refused)
+        return taken
+
     def suspend(self, error: ServingError) -> list[Waiting]:
         """Refuse new requests with `error` until `resume`; those that waited, which have left the queue."""
         with self._lock:

@@ -165,6 +165,10 @@ class RequestHost(_Host[RequestInstance]):
     def __init__(self, parts: ModelParts, backend: RequestBackend) -> None:
         super().__init__(parts)
         self._backend = backend
+        # a claim on resources is for one batch
+        self._takes_ahead = not parts.config.decoupled and not any(
+            group.resources for group in parts.config.instance_groups
+        )
 
     def make(self, placement: Placement) -> RequestInstance:
         parts = self._parts
@@ -190,10 +194,16 @@ class RequestHost(_Host[RequestInstance]):
         instance.drain()
 
     def _run(self, instance: RequestInstance, batch: list[Waiting]) -> None:
+        """What waits besides goes with it where the model allows, each request a batch of its own."""
         parts = self._parts
+        batches = [batch]
+        if self._takes_ahead:
+            ahead = parts.scheduler.take_ahead(instance.num_ahead)
+            batches += [[waiting] for waiting in self._without_cancelled(ahead)]
         decoupled = parts.config.decoupled
-        running = RunningBatch(batch, parts.layout, parts.endings, parts.statistics, decoupled=decoupled)
-        instance.execute_requests(running)
+        instance.execute_requests(
+            [RunningBatch(each, parts.layout, parts.endings, parts.statistics, decoupled=decoupled) for each in batches]
+        )
 
 
 def host_of(parts: ModelParts, backend: TensorBackend | RequestBackend) -> TensorHost | RequestHost:

@@ -49,6 +49,10 @@ class RunningBatch:
         """A request's inputs in the shapes that the model knows."""
         return list(self._layout.merge([self.requests[index]]).values())
 
+    def begins(self, now: float) -> None:
+        """It has waited for another batch until now."""
+        self._start = now
+
     def executed(self, input_end: float, output_start: float) -> None:
         """The model was called once and has returned. Times are of `time.monotonic()`."""
         end = time.monotonic()

@@ -130,6 +130,10 @@ class SequenceScheduler:
                 return None
             seat.gate.acquire(timeout=-1 if wait == inf else min(wait, _LONGEST_WAIT))
 
+    def take_ahead(self, most: int) -> list[Waiting]:
+        """A sequence's next request is not sent before its last has come back."""
+        return []
+
     def lose(self, gate: Gate) -> None:
         """The thread that waits at `gate` has lost the state of its sequences: they are over. Not called from `take`."""
         with self._lock:

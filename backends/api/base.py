@@ -84,6 +84,10 @@ class RequestBatch(Protocol):
         """A request's inputs in the shapes that the model knows."""
         ...
 
+    def begins(self, now: float) -> None:
+        """It has waited for another batch until now."""
+        ...
+
     def executed(self, input_end: float, output_start: float) -> None:
         """The model was called once, from `input_end` to `output_start` in seconds of `time.monotonic()`."""
         ...
@@ -131,8 +135,13 @@ class RequestInstance(Protocol):
         """It serves: from now on what runs it is started again when it ends by itself. On any thread, once."""
         ...
 
-    def execute_requests(self, batch: RequestBatch) -> None:
-        """Run `batch` and return when the next may come; answers may come later. Raises nothing."""
+    @property
+    def num_ahead(self) -> int:
+        """How many batches it would take beside one, to run one after the other; on its thread."""
+        ...
+
+    def execute_requests(self, batches: Sequence[RequestBatch]) -> None:
+        """Run the batches and return when the next may come; answers may come later. Raises nothing."""
         ...
 
     def drain(self) -> None:

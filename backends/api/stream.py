@@ -210,6 +210,18 @@ def finish_all(answers: Iterable[tuple[ResponseStream[T], T]]) -> None:
         _call_on(loop, callbacks)
 
 
+class JoinedWakes:
+    """A context in which a thread's wakes of readers on event loops are gathered, and go out together at its end."""
+
+    def __enter__(self) -> None:
+        _gathered.wakes = {}
+
+    def __exit__(self, *_: object) -> None:
+        wakes, _gathered.wakes = _gathered.wakes, None
+        for loop, callbacks in (wakes or {}).items():
+            _call_on(loop, callbacks)
+
+
 class _LoopWake:
     """Calls `callback` on the event loop of a reader that waits there, from any thread."""
 
@@ -231,7 +243,17 @@ class _LoopWake:
             _call_on(self.loop, [self.callback])
 
 
+class _Gathered(threading.local):
+    wakes: "dict[asyncio.AbstractEventLoop, list[Callable[[], object]]] | None" = None
+
+
+_gathered = _Gathered()
+
+
 def _call_on(loop: asyncio.AbstractEventLoop, callbacks: list[Callable[[], object]]) -> None:
+    if _gathered.wakes is not None:
+        _gathered.wakes.setdefault(loop, []).extend(callbacks)
+        return
     try:
         loop.call_soon_threadsafe(_call_all, callbacks)
     except RuntimeError:

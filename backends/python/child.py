@@ -20,7 +20,6 @@ from backends.python import pb_config, triton_python_backend_utils
 from backends.python.arena import Arena
 from backends.python.execution import Execution, describe
 from backends.python.frames import (
-    Batch,
     Complete,
     Completed,
     Failed,
@@ -31,6 +30,7 @@ from backends.python.frames import (
     Log,
     Open,
     Opened,
+    Work,
 )
 from backends.python.link import Link
 from backends.python.packing import Unpacker
@@ -65,7 +65,7 @@ class Child:
         self._model: Any = None
         for kind in (Open, Complete, Initialize, Finalize):
             link.handlers[kind] = self._on_order
-        link.handlers[Batch] = self._on_batch
+        link.handlers[Work] = self._on_work
 
     def run(self) -> None:
         while True:
@@ -132,9 +132,9 @@ class Child:
         if self._execution is not None:
             self._execution.interrupt()
 
-    def _on_batch(self, batch: Batch, unpacker: Unpacker) -> None:
+    def _on_work(self, work: Work, unpacker: Unpacker) -> None:
         assert self._execution is not None
-        self._execution.add(batch, unpacker)
+        self._execution.add(work, unpacker)
 
 
 def _import_class(order: Open) -> Any:

@@ -1,14 +1,16 @@
 """What an instance and its process say to each other about requests: batches out, answers in."""
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 
 from backends.api.base import RequestBatch
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from backends.api.request import InferenceRequest
-from backends.python.frames import Answers, Batch, Cancel, Executed, Grant, RequestFrame, Response, TensorFrame
+from backends.python.frames import Answers, Batch, Cancel, Executed, Grant, RequestFrame, Response, TensorFrame, Work
 from backends.python.options import PythonOptions
 from backends.python.packing import Packer, Unpacker
 from backends.python.responses import error_of, outcome_of
@@ -16,6 +18,11 @@ from backends.python.runs import Run, Runs
 from backends.python.windows import Windows
 
 _FLAG_START, _FLAG_END = 1, 2
+_AHEAD = 0.002  # seconds of work that may wait in the process
+_MOST_AHEAD = 15
+_SHORTEST = 1e-6
+
+_LOG = logging.getLogger("tidegate.model")
 
 
 class Exchange:
@@ -29,16 +36,20 @@ class Exchange:
         config: ModelConfig,
         version: str,
         options: PythonOptions,
+        packer: Callable[[], Packer],
         send: Callable[..., None],
         post: Callable[[Callable[[], None]], None],
     ) -> None:
         self._names = (config.name, version)
         self._outputs = [spec.name for spec in config.outputs]
+        self._packer = packer
         self._send = send
         self._post = post
         self._decoupled = config.decoupled
         self._iterative = config.sequence_batching is not None and config.sequence_batching.iterative_sequence
         self._runs = Runs(options)
+        self._kept: list[RequestBatch] = []
+        self._longest = 0.0  # seconds that an execution takes; 0: not known
         self._windows = Windows(options.response_window)
 
     @property
@@ -50,9 +61,22 @@ class Exchange:
         return self._runs.num_executing
 
     @property
+    def runs(self) -> list[Run]:
+        """Batches that have not returned from `execute`, as of this moment, for any thread to look at."""
+        return self._runs.all
+
+    @property
     def executing(self) -> list[Run]:
-        """Batches in `execute`, as of this moment, for any thread to look at."""
+        """Those of them that are in `execute`."""
         return self._runs.executing
+
+    @property
+    def num_ahead(self) -> int:
+        """How many batches may wait in the process, for want of anything to do between two of them: 2 ms of work.
+
+        A next one is at hand then, and those that wait together travel together.
+        """
+        return min(_MOST_AHEAD, int(_AHEAD / self._longest)) if self._longest else 0
 
     @property
     def next_look(self) -> float:
@@ -62,19 +86,40 @@ class Exchange:
         found = self._runs.get(run)
         return [] if found is None else list(found.batch.requests)
 
-    def begin(self, batch: RequestBatch, packer: Packer) -> None:
-        """Raises ServingError for a tensor that cannot be packed."""
-        tensors = [
-            [packer.pack(t.name, t.datatype, t.shape, t.data) for t in batch.inputs(index)]
-            for index in range(len(batch.requests))
-        ]
-        run = self._runs.begin(batch)
-        frames = [
-            self._frame(number, request, inputs)
-            for number, (request, inputs) in enumerate(zip(batch.requests, tensors, strict=True), run.first)
-        ]
-        self._send(Batch(run.number, frames), packer)
-        for number, request in enumerate(batch.requests, run.first):
+    def start(self, *, is_concurrent: bool) -> None:
+        """There is a process. What only waited in the last one is begun again."""
+        self._runs.is_concurrent = is_concurrent
+        self._longest = 0.0
+        kept, self._kept = self._kept, []
+        if kept:
+            self.begin(kept)
+
+    def begin(self, batches: Sequence[RequestBatch]) -> None:
+        """Send them in one frame. One whose tensors cannot be packed fails by itself."""
+        whole, frames = self._packer(), list[Batch]()
+        begun = list[tuple[int, InferenceRequest]]()
+        for batch in batches:
+            packer = self._packer() if frames else whole
+            try:
+                tensors = [
+                    [packer.pack(t.name, t.datatype, t.shape, t.data) for t in batch.inputs(index)]
+                    for index in range(len(batch.requests))
+                ]
+            except Exception as error:
+                _LOG.exception("model '%s': a request cannot be packed", self._names[0])
+                batch.fail_all(ServingError(Code.INTERNAL, f"cannot pass the request on: {error}"))
+                continue
+            run = self._runs.begin(batch)
+            requests = list(enumerate(batch.requests, run.first))
+            frames.append(
+                Batch(run.number, [self._frame(*each, inputs) for each, inputs in zip(requests, tensors, strict=True)])
+            )
+            begun += requests
+            if packer is not whole:
+                whole.add(packer)
+        if frames:
+            self._send(Work(frames), whole)
+        for number, request in begun:
             request.stream.on_cancel(partial(self._post, partial(self._cancel, number)))
 
     def look(self) -> bool:
@@ -91,10 +136,19 @@ class Exchange:
         return self._runs.is_hung(now)
 
     def fail_all(self, error: ServingError) -> None:
-        """The process is gone."""
-        for batch in self._runs.clear():
-            batch.fail_all(error)
+        """The process is gone: what it was executing fails; what waited in it is kept for the next one."""
         self._windows.clear()
+        for run in self._runs.clear():
+            if run.start == inf:
+                self._kept.append(run.batch)
+            else:
+                run.batch.fail_all(error)
+
+    def give_up(self, error: ServingError) -> None:
+        """There is no next process, or not soon."""
+        kept, self._kept = self._kept, []
+        for batch in kept:
+            batch.fail_all(error)
 
     # What comes from the process
 
@@ -105,7 +159,9 @@ class Exchange:
             raise ServingError(Code.INTERNAL, f"answers to unknown batch {frame.batch}")
         outcomes = [outcome_of(self._names, response, unpacker) for response in frame.responses]
         run.batch.executed(frame.start, frame.end)
-        self._runs.returned(run)
+        # a maximum that fades: one slow execution is enough to send nothing ahead
+        self._longest = max(frame.end - frame.start, 0.9 * self._longest, _SHORTEST)
+        self._runs.end(run)
         run.batch.answer(outcomes)
         for index in range(len(outcomes)):
             self._forget(run.first + index)
@@ -122,7 +178,8 @@ class Exchange:
             run.batch.executed(frame.start, frame.end)
             for number in frame.again:
                 self._reschedule(number)
-        self._runs.returned(run)
+        self._longest = 0.0  # answers come by themselves: how long one takes is not known
+        self._runs.end(run)
 
     def on_response(self, frame: Response, unpacker: Unpacker) -> None:
         response = None if frame.response is None else outcome_of(self._names, frame.response, unpacker)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable
 from typing import Any, cast
 
-from backends.python.frames import Answers, Batch, ErrorFrame, Executed, Log
+from backends.python.frames import Answers, ErrorFrame, Executed, Log, Work
 from backends.python.packing import Packer, Unpacker
 from backends.python.pb_request import InferenceRequest
 from backends.python.pb_response import InferenceResponse
@@ -40,14 +40,15 @@ class Execution:
                 return
             self._execute(*self._batches.popleft())
 
-    def add(self, batch: Batch, unpacker: Unpacker) -> None:
-        requests = []
-        for frame in batch.requests:
-            state = RequestState(self._runtime, frame.number, frame.window)
-            self._runtime.states[frame.number] = state
-            inputs = [take_tensor(tensor, unpacker) for tensor in frame.inputs]
-            requests.append(InferenceRequest.arrived(frame, inputs, state))
-        self._batches.append((batch.number, requests))
+    def add(self, work: Work, unpacker: Unpacker) -> None:
+        for batch in work.batches:
+            requests = []
+            for frame in batch.requests:
+                state = RequestState(self._runtime, frame.number, frame.window)
+                self._runtime.states[frame.number] = state
+                inputs = [take_tensor(tensor, unpacker) for tensor in frame.inputs]
+                requests.append(InferenceRequest.arrived(frame, inputs, state))
+            self._batches.append((batch.number, requests))
         self.interrupt()
 
     def interrupt(self) -> None:

@@ -85,8 +85,16 @@ class Initialize(NamedTuple):
 
 
 class Batch(NamedTuple):
+    """One call of `execute`."""
+
     number: int
     requests: list[RequestFrame]
+
+
+class Work(NamedTuple):
+    """What has waited together: batches to execute one after the other, or all at once where the model can."""
+
+    batches: list[Batch]
 
 
 class Cancel(NamedTuple):
@@ -256,7 +264,7 @@ class Free(NamedTuple):
 
 
 _TYPES: tuple[type, ...] = (
-    *(Open, Complete, Initialize, Batch, Cancel, Grant, CallResponse, Reply, AskReady, Finalize),
+    *(Open, Complete, Initialize, Work, Cancel, Grant, CallResponse, Reply, AskReady, Finalize),
     *(Opened, Completed, Initialized, Failed, Answers, Executed, Response),
     *(Call, CancelCall, Control, Register, Measure, Ready, Log, Finalized, Free),
 )

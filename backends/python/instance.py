@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
@@ -13,6 +13,7 @@ from backends.api.base import Placement, RequestBatch
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from backends.api.request import InferenceRequest
+from backends.api.stream import JoinedWakes
 from backends.python.calls import Calls
 from backends.python.exchange import Exchange
 from backends.python.frames import (
@@ -35,7 +36,7 @@ from backends.python.frames import (
 from backends.python.gate import PollingGate
 from backends.python.mailbox import Mailbox
 from backends.python.options import PythonOptions
-from backends.python.packing import Unpacker
+from backends.python.packing import Packer, Unpacker
 from backends.python.process import ModelProcess, ProcessEndedError
 from backends.python.runs import Run
 from backends.python.supervisor import Supervisor
@@ -68,7 +69,7 @@ class PythonInstance:
         self._calls = calls
         self._supervisor = supervisor
         self._is_stateful = config.sequence_batching is not None
-        self._exchange = Exchange(config, version, options, self.send, self.mailbox.post)
+        self._exchange = Exchange(config, version, options, self.packer, self.send, self.mailbox.post)
         self._handlers: dict[type, Callable[[Any, Unpacker], None]] = {
             Answers: self._exchange.on_answers,
             Executed: self._exchange.on_executed,
@@ -86,11 +87,10 @@ class PythonInstance:
         self._abilities = Initialized(False, False)
         self._is_kept = False
         try:
-            self._process, self._abilities = start(self)
+            self._come_up(*start(self))
         except BaseException:
             self.mailbox.close()
             raise
-        self._born = time.monotonic()
 
     @property
     def pid(self) -> int | None:
@@ -106,12 +106,20 @@ class PythonInstance:
         self._is_kept = True
         self._supervisor.started(self)
 
-    def execute_requests(self, batch: RequestBatch) -> None:
+    @property
+    def num_ahead(self) -> int:
+        if self._abilities.is_async or self._is_stateful:
+            return 0
+        return max(0, self._exchange.num_ahead - self._exchange.num_executing)
+
+    def execute_requests(self, batches: Sequence[RequestBatch]) -> None:
         if self._process is None:
-            batch.fail_all(self._unhealthy())
+            for batch in batches:
+                batch.fail_all(self._unhealthy())
             return
-        self._exchange.begin(batch, self._process.packer())
-        self.poll_until(lambda: self._exchange.num_executing < self._limit)
+        self._exchange.begin(batches)
+        half = self._exchange.num_executing // 2  # then it is time for the next ones
+        self.poll_until(lambda: self._exchange.num_executing < max(self._limit, half))
 
     def drain(self) -> None:
         self.poll_until(lambda: not self._exchange.num_open and not self._exchange.num_executing)
@@ -126,6 +134,7 @@ class PythonInstance:
         if self._process is not None:
             self._process.end(grace if self._finalized else 0.0)
             self._process = None
+        self._exchange.give_up(self._unhealthy())
         self._calls.close(self)
         self._supervisor.left(self)
         self._drop_questions()
@@ -137,6 +146,11 @@ class PythonInstance:
     def executing(self) -> list[Run]:
         """Batches in `execute`, as of this moment."""
         return self._exchange.executing
+
+    @property
+    def runs(self) -> list[Run]:
+        """These, and the batches that wait in the process for them."""
+        return self._exchange.runs
 
     @property
     def has_room(self) -> bool:
@@ -160,8 +174,9 @@ class PythonInstance:
         if self._process is not None:
             self._process.send(frame, pack)
 
-    def packer(self) -> Any:
-        return None if self._process is None else self._process.packer()
+    def packer(self) -> Packer:
+        assert self._process is not None
+        return self._process.packer()
 
     def requests_of(self, run: int) -> list[InferenceRequest]:
         """The requests of a batch, for calls made on their behalf."""
@@ -178,8 +193,11 @@ class PythonInstance:
             return
         try:
             frames = self._process.poll(until - time.monotonic() if not self.mailbox.has_notes else 0.0)
-            for frame, unpacker in frames:
-                self.handle(frame, unpacker)
+            if len(frames) > 1:
+                with JoinedWakes():
+                    self._handle_all(frames)
+            else:
+                self._handle_all(frames)
             self.mailbox.settle()
             if self._exchange.look():
                 raise ServingError(Code.INTERNAL, "did not come back from execute in time")
@@ -191,6 +209,10 @@ class PythonInstance:
             process, self._process = self._process, None
             if process is not None:
                 self._on_end(f"{error}; it was {process.end(0.0)}")
+
+    def _handle_all(self, frames: Sequence[tuple[Any, Unpacker]]) -> None:
+        for frame, unpacker in frames:
+            self.handle(frame, unpacker)
 
     def _wait(self, until: float) -> None:
         """Without a process there are only notes."""
@@ -205,6 +227,7 @@ class PythonInstance:
     def lose(self) -> None:
         """The adopted process is gone."""
         self._process = None
+        self._exchange.give_up(self._unhealthy())
 
     def handle(self, frame: Any, unpacker: Unpacker) -> None:
         """Raises ServingError for one that makes no sense."""
@@ -249,8 +272,14 @@ class PythonInstance:
             return
         started = self._supervisor.restart(self, time.monotonic() - self._born, self._start)
         if started is not None:
-            self._process, self._abilities = started
-            self._born = time.monotonic()
+            self._come_up(*started)
+        else:
+            self._exchange.give_up(self._unhealthy())
+
+    def _come_up(self, process: ModelProcess, abilities: Initialized) -> None:
+        self._process, self._abilities = process, abilities
+        self._born = time.monotonic()
+        self._exchange.start(is_concurrent=abilities.is_async)
 
     def _drop_questions(self) -> None:
         questions, self._questions = self._questions, {}

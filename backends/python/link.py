@@ -5,7 +5,7 @@ import select
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from backends.python.arena import Arena
@@ -13,6 +13,7 @@ from backends.python.frames import PREFIX, Free, decode, encode
 from backends.python.packing import Packer, Unpacker
 
 Handler = Callable[[Any, Unpacker], None]
+_CHUNK = 1 << 16
 
 
 class Link:
@@ -70,7 +71,7 @@ class Link:
                     return
                 self._is_read = True
             try:
-                self._read_one()
+                self._read()
             finally:
                 with self._turn:
                     self._is_read = False
@@ -84,30 +85,40 @@ class Link:
                     return
                 self._is_read = True
             try:
-                self._read_one()
+                self._read()
             finally:
                 with self._turn:
                     self._is_read = False
                     self._turn.notify_all()
 
-    def _read_one(self) -> None:
-        kind, header_size, payload_size = PREFIX.unpack(self._receive(PREFIX.size))
-        body = self._receive(header_size + payload_size)
-        view = memoryview(body)
-        frame = decode(kind, view[:header_size])
-        self.handlers[type(frame)](frame, Unpacker(view[header_size:], self._in))
+    def _read(self) -> None:
+        """Handle what has come, frames in whole: none is left where no event tells of it."""
+        data = self._receive(_CHUNK)
+        while data:
+            while len(data) < PREFIX.size:
+                data += self._receive(_CHUNK)
+            kind, header_size, payload_size = PREFIX.unpack_from(data)
+            middle, end = PREFIX.size + header_size, PREFIX.size + header_size + payload_size
+            if len(data) < end:
+                data = b"".join([data, *self._receive_all(end - len(data))])
+            frame = decode(kind, memoryview(data)[PREFIX.size : middle])
+            payload = bytearray(data[middle:end])  # a model may write into its inputs
+            self.handlers[type(frame)](frame, Unpacker(memoryview(payload), self._in))
+            data = data[end:]
 
-    def _receive(self, size: int) -> bytearray:
-        data = bytearray(size)
-        view = memoryview(data)
-        while view:
-            try:
-                count = self._socket.recv_into(view, 0, socket.MSG_WAITALL)
-            except ConnectionError:
-                count = 0
-            if not count:
-                os._exit(1)  # the server is gone
-            view = view[count:]
+    def _receive_all(self, size: int) -> Iterator[bytes]:
+        while size > 0:
+            data = self._receive(size)
+            size -= len(data)
+            yield data
+
+    def _receive(self, most: int) -> bytes:
+        try:
+            data = self._socket.recv(most)
+        except ConnectionError:
+            data = b""
+        if not data:
+            os._exit(1)  # the server is gone
         return data
 
     # Under the write lock

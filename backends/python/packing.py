@@ -40,6 +40,11 @@ class Packer:
         self.buffers.append(raw)
         return TensorFrame(name, datatype, list(shape), size, -1)
 
+    def add(self, other: "Packer") -> None:
+        """What `other` has collected follows in the same frame."""
+        self.buffers += other.buffers
+        self.size += other.size
+
 
 class Unpacker:
     """Takes the tensors of one frame, in the order they were packed."""

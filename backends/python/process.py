@@ -229,7 +229,8 @@ class ModelProcess:
         except (BlockingIOError, ValueError):
             return
         if not data:
-            self._poll.unregister(self._printed)
+            with suppress(KeyError):  # its end may be seen in `poll`, and once more in `end`
+                self._poll.unregister(self._printed)
             return
         *lines, self._line = (self._line + data).split(b"\n")
         for line in lines:

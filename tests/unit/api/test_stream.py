@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.api.errors import Code, ServingError
-from backends.api.stream import ResponseStream, finish_all
+from backends.api.stream import JoinedWakes, ResponseStream, finish_all
 
 ERROR = ServingError(Code.INTERNAL, "broke")
 
@@ -186,3 +186,19 @@ async def test_a_reader_that_is_called_back_on_its_loop_is_so_from_any_thread() 
     await asyncio.to_thread(finish_all, [(stream, number) for number, stream in enumerate(streams) if number])
     await asyncio.wait_for(called.wait(), 20)
     assert sorted(seen) == [(number, threading.get_ident()) for number in range(3)]
+
+
+async def test_wakes_that_are_joined_reach_every_reader() -> None:
+    streams = [ResponseStream[int]() for _ in range(3)]
+    readers = asyncio.gather(*(drain(stream) for stream in streams))
+    await asyncio.sleep(0)  # all of them wait now
+
+    def write() -> None:
+        with JoinedWakes():
+            streams[0].put(1)
+            streams[0].finish(2)
+            streams[1].fail(ERROR)
+            finish_all([(streams[2], 3)])
+
+    await asyncio.to_thread(write)
+    assert await readers == [([1, 2], "finished"), ([], "internal"), ([3], "finished")]

@@ -10,7 +10,7 @@ import pytest
 
 from backends.api.errors import Code, ServingError
 from backends.python.environment import Environments
-from backends.python.frames import Batch, Call, RequestFrame, ResponseFrame, TensorFrame, rebuild
+from backends.python.frames import Batch, Call, RequestFrame, ResponseFrame, TensorFrame, Work, rebuild
 from tests.unit.backends.python_models import ONE_INT, ask, loaded
 
 WHERE = """
@@ -91,12 +91,11 @@ def test_allowed_requirements_are_installed_into_an_environment_of_the_model(tmp
 
 
 def test_frames_are_the_same_without_msgspec() -> None:
-    tensor = TensorFrame("x", "FP32", [1], 4, -1)
-    request = RequestFrame(3, "id", "seq", 1, 0, {"a": 1.5, "b": None}, ["OUT"], [tensor], window=2)
-    for frame in (Batch(1, [request]), Call(1, 2, True, "m", "", False, request)):
-        plain = [*frame[:-1], [[*request[:-2], [list(tensor)], 2]]]
-        if isinstance(frame, Call):
-            plain[-1] = plain[-1][0]
-        assert rebuild(type(frame), plain) == frame
+    request = RequestFrame(
+        3, "id", "seq", 1, 0, {"a": 1.5, "b": None}, ["OUT"], [TensorFrame("x", "FP32", [1], 4, -1)], 32
+    )
+    plain = [*request[:-2], [list(request.inputs[0])], request.window]
+    assert rebuild(Work, [[[1, [plain]]]]) == Work([Batch(1, [request])])
+    assert rebuild(Call, [1, 2, True, "m", "", False, plain]) == Call(1, 2, True, "m", "", False, request)
     response = [[["x", "FP32", [1], 4, -1]], {}, ["INTERNAL", "text"]]
     assert rebuild(ResponseFrame, response).error.message == "text"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from backends.api.base import check_ready
+from backends.api.request import InferenceRequest
 from scheduler import python_model
 from tests.unit.backends.python_models import PATIENCE, ask, loaded, request
 
@@ -18,13 +19,13 @@ class TritonPythonModel:
     {kind} is_ready(self):
         if self.word == "open":
             self.gate.set()
-            return True
         return {word}
     def execute(self, requests):
         value = int(requests[0].inputs()[0].as_numpy().flat[0])
         self.word = [False, True, 5, "open"][value]
         if value == 3:
             self.gate.wait()
+            self.word = True
         return [pb.InferenceResponse([pb.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
 """
 PLAIN = SAYS.format(kind="def", word="self.word")
@@ -50,15 +51,13 @@ async def test_a_busy_model_still_has_its_word(tmp_path: Path) -> None:
         model = await models.load("m", PLAIN)
         asked = request([3])
         model.infer(asked)  # executes until it is asked
-        assert await asyncio.wait_for(_until_executing(model), PATIENCE)
+        await asyncio.wait_for(_ask_until_ended(model, asked), PATIENCE)
         assert await check_ready(model)
-        assert [answer async for answer in asked.stream]
 
 
-async def _until_executing(model: python_model.PythonModel) -> bool:
-    while not model.backend.instances[0].executing:
-        await asyncio.sleep(0)
-    return True
+async def _ask_until_ended(model: python_model.PythonModel, asked: InferenceRequest) -> None:
+    while not asked.stream.ended:
+        await check_ready(model)
 
 
 async def test_async_execute_and_async_is_ready_share_their_loop(tmp_path: Path) -> None:
