@@ -62,6 +62,23 @@ def run_options(config: ModelConfig) -> Any:
     return options
 
 
+def check_accelerators(config: ModelConfig, num_gpus: int, available: Sequence[str]) -> None:
+    """Refuse accelerators of GPUs where no instance can be on one: they would be ignored.
+
+    Raises ServingError: INVALID for what no accelerator knows, UNAVAILABLE without a GPU.
+    """
+    accelerators = config.optimization.gpu_accelerators
+    kinds = {group.kind for group in config.instance_groups} or {"KIND_AUTO"}
+    if not accelerators or (num_gpus and kinds & {"KIND_AUTO", "KIND_GPU"}):
+        return
+    _gpu_providers(config, 0)
+    why = "its instances are all on the CPU" if num_gpus else f"onnxruntime finds none here ({', '.join(available)})"
+    raise ServingError(
+        Code.UNAVAILABLE,
+        f"model '{config.name}': gpu_execution_accelerator '{accelerators[0].name}' needs a GPU, and {why}",
+    )
+
+
 def providers(config: ModelConfig, placement: Placement, available: Sequence[str]) -> list[Provider]:
     """The execution providers for an instance, the preferred one first.
 
@@ -70,12 +87,7 @@ def providers(config: ModelConfig, placement: Placement, available: Sequence[str
     """
     chosen: list[Provider] = []
     if placement.kind == "GPU":
-        for accelerator in config.optimization.gpu_accelerators:
-            if accelerator.name == "tensorrt":
-                chosen.append(("TensorrtExecutionProvider", _tensorrt_options(config, accelerator, placement.device)))
-            elif accelerator.name != "cuda":
-                raise _unknown(config, "gpu", accelerator.name, ("tensorrt", "cuda"))
-        chosen.append(("CUDAExecutionProvider", _cuda_options(config, placement.device)))
+        chosen += _gpu_providers(config, placement.device)
     else:
         for accelerator in config.optimization.cpu_accelerators:
             if accelerator.name != "openvino":
@@ -88,6 +100,16 @@ def providers(config: ModelConfig, placement: Placement, available: Sequence[str
                 f"model '{config.name}': this onnxruntime has no {name}, it has {', '.join(available)}",
             )
     return [*chosen, ("CPUExecutionProvider", {})]
+
+
+def _gpu_providers(config: ModelConfig, device: int) -> list[Provider]:
+    chosen: list[Provider] = []
+    for accelerator in config.optimization.gpu_accelerators:
+        if accelerator.name == "tensorrt":
+            chosen.append(("TensorrtExecutionProvider", _tensorrt_options(config, accelerator, device)))
+        elif accelerator.name != "cuda":
+            raise _unknown(config, "gpu", accelerator.name, ("tensorrt", "cuda"))
+    return [*chosen, ("CUDAExecutionProvider", _cuda_options(config, device))]
 
 
 def _cuda_options(config: ModelConfig, device: int) -> dict[str, str]:

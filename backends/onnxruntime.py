@@ -20,7 +20,7 @@ from backends.api.registry import register
 from backends.api.tensor import Tensor
 from backends.gpus import num_cuda_gpus
 from backends.onnx_config import DATATYPES, DEFAULT_MAX_BATCH_SIZE, OnnxTensor, complete
-from backends.onnx_options import providers, run_options, session_options
+from backends.onnx_options import check_accelerators, providers, run_options, session_options
 
 _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
 _ERROR = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : ")
@@ -88,6 +88,7 @@ class OnnxBackend:
         return num_cuda_gpus() if "CUDAExecutionProvider" in onnxruntime.get_available_providers() else 0
 
     def complete(self, config: ModelConfig) -> ModelConfig:
+        check_accelerators(config, self.num_gpus, onnxruntime.get_available_providers())
         session = self._session(self._first_placement())
         inputs = [_describe(node) for node in session.get_inputs()]
         outputs = [_describe(node) for node in session.get_outputs()]

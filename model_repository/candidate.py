@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from model_repository import layout
+from model_repository.agents import run_agents
 from model_repository.checks import problems
 from model_repository.complete import complete
 from model_repository.findings import ConfigError, Finding
@@ -104,6 +105,7 @@ def _candidate(
         raise ServingError(Code.INVALID, text)
     try:
         config = complete(config, name, list(chosen.values()), options.num_gpus)
+        run_agents(config, folder)
     except ServingError as error:
         raise _at(source, error.param or "", error.message) from None
     for problem in problems(config, completed=not options.auto_complete):

@@ -10,7 +10,6 @@ REFUSED = (
     "runtime",
     "cc_model_filenames",
     "model_operations",
-    "model_repository_agents",
     "input.is_shape_tensor",
     "input.is_non_linear_format_io",
     "output.is_shape_tensor",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from backends.api.errors import ServingError
 from backends.api.model_config import ModelConfig
-from backends.api.registry import known_backends
+from backends.api.registry import absent, known_backends
 from model_repository import layout
 from model_repository.checks import problems
 from model_repository.complete import OWN_ENGINES, complete
@@ -92,7 +92,7 @@ def _version_findings(
 def _backend_findings(config: ModelConfig, file: str, places: dict[str, Place]) -> Iterator[Finding]:
     known = [*known_backends(), *OWN_ENGINES]
     if config.backend and config.backend not in known:
-        text = f"this server has no backend '{config.backend}', it has: {', '.join(known)}."
+        text = f"{absent(config.backend)}."
         yield Finding(file, text, *place_of("backend", places), suggestion=likely(config.backend, known))
 
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ class RedisClient(Protocol):
 
     def get(self, name: bytes) -> bytes | None: ...
     def set(self, name: bytes, value: bytes) -> object: ...
+    def close(self) -> None: ...
 
 
 class RedisCache:
@@ -39,6 +40,9 @@ class RedisCache:
             _LOG.warning("response cache: look-up in Redis failed: %s", error)
             return None
 
+    def close(self) -> None:
+        self._client.close()
+
     def put(self, key: bytes, outputs: Sequence[Tensor]) -> None:
         try:
             self._client.set(_PREFIX + key, msgspec.msgpack.encode([_pack(tensor) for tensor in outputs]))
@@ -54,7 +58,9 @@ def connect(host: str, port: int, user: str | None = None, password: str | None 
         raise ServingError(
             Code.UNAVAILABLE, "response cache 'redis' needs the package 'redis', which is not installed"
         ) from error
-    return RedisCache(Redis(host=host, port=port, username=user, password=password, socket_timeout=1.0))
+    # RESP2, which servers of every age speak
+    client: Any = Redis(host=host, port=port, username=user, password=password, socket_timeout=1.0, protocol=2)
+    return RedisCache(client)
 
 
 def _pack(tensor: Tensor) -> _Packed:

@@ -14,6 +14,17 @@ _MODULES = {
     "onnxruntime": "backends.onnxruntime",
     "pytorch": "backends.pytorch",
 }
+_ONNX = "serve the model as ONNX with backend 'onnxruntime'"
+_ELSEWHERE = {
+    "tensorrt": f"{_ONNX} and the gpu_execution_accelerator 'tensorrt', which builds the plan itself",
+    "tensorflow": f"{_ONNX} (tf2onnx converts it)",
+    "openvino": f"{_ONNX}, and with the cpu_execution_accelerator 'openvino' where onnxruntime has it",
+    "vllm": "serve the weights with backend 'llm', which takes the same inputs",
+    "tensorrtllm": "serve the weights with backend 'llm'",
+    "dali": "decode and resize in a custom model (backend 'python')",
+    "fil": f"{_ONNX} (onnxmltools converts trees)",
+}
+"""Triton's backends that are not here -> what to do instead."""
 _FACTORIES: dict[str, BackendFactory] = {}
 
 
@@ -29,6 +40,12 @@ def known_backends() -> list[str]:
     return sorted(_MODULES.keys() | _FACTORIES.keys())
 
 
+def absent(name: str) -> str:
+    """Why there is no such backend, and what there is."""
+    instead = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else f", this server has: {', '.join(known_backends())}"
+    return f"unable to find backend library for backend '{name}'{instead}"
+
+
 def open_backend(config: ModelConfig, folder: Path, settings: Mapping[str, str] | None = None) -> TensorBackend:
     """The backend of `config.backend` over a version folder; `settings` are the server's for this backend.
 
@@ -38,11 +55,7 @@ def open_backend(config: ModelConfig, folder: Path, settings: Mapping[str, str] 
     if name not in _FACTORIES:
         module = _MODULES.get(name)
         if module is None:
-            known = ", ".join(known_backends())
-            raise ServingError(
-                Code.INVALID,
-                f"model '{config.name}': unable to find backend library for backend '{name}', this server has: {known}",
-            )
+            raise ServingError(Code.INVALID, f"model '{config.name}': {absent(name)}")
         try:
             import_module(module)
         except ImportError as error:

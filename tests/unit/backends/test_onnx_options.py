@@ -4,8 +4,8 @@ import pytest
 
 from backends.api.base import Placement
 from backends.api.errors import Code, ServingError
-from backends.api.model_config import Accelerator, ModelConfig, Optimization
-from backends.onnx_options import providers
+from backends.api.model_config import Accelerator, InstanceGroup, ModelConfig, Optimization
+from backends.onnx_options import check_accelerators, providers
 
 ALL = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "OpenVINOExecutionProvider", "CPUExecutionProvider"]
 GPU = Placement("m", "GPU", 1)
@@ -73,3 +73,27 @@ def test_an_absent_provider_is_named_beside_those_there_are():
     with pytest.raises(ServingError, match="has no CUDAExecutionProvider, it has CPUExecutionProvider") as caught:
         chosen(available=["CPUExecutionProvider"])
     assert caught.value.code is Code.UNAVAILABLE
+
+
+def with_tensorrt(kind: str = "KIND_AUTO", **parameters: str) -> ModelConfig:
+    optimization = Optimization(gpu_accelerators=(Accelerator("tensorrt", parameters),))
+    return ModelConfig("m", instance_groups=(InstanceGroup("g", kind),), optimization=optimization)
+
+
+@pytest.mark.parametrize(
+    ("config", "num_gpus", "code", "text"),
+    [
+        (with_tensorrt(), 0, Code.UNAVAILABLE, "'tensorrt' needs a GPU, and onnxruntime finds none here .CPUExec"),
+        (with_tensorrt("KIND_CPU"), 1, Code.UNAVAILABLE, "needs a GPU, and its instances are all on the CPU"),
+        (with_tensorrt(speed="11"), 0, Code.INVALID, "accelerator 'tensorrt' has no parameter 'speed'"),
+    ],
+)
+def test_accelerators_of_gpus_are_not_ignored_without_one(config, num_gpus, code, text):
+    with pytest.raises(ServingError, match=text) as caught:
+        check_accelerators(config, num_gpus, ["CPUExecutionProvider"])
+    assert caught.value.code is code
+
+
+def test_with_a_gpu_its_accelerators_are_the_instances_business():
+    check_accelerators(with_tensorrt(), 1, ALL)
+    check_accelerators(ModelConfig("m"), 0, ALL)

@@ -68,7 +68,6 @@ def test_two_scheduling_choices_are_named() -> None:
 
 _EXAMPLES = {
     "model_operations": 'model_operations { op_library_filename: "x.so" }',
-    "model_repository_agents": "model_repository_agents { }",
     "runtime": 'runtime: "x"',
     "cc_model_filenames": 'cc_model_filenames { key: "8.0" value: "x" }',
     "optimization.priority": "optimization { priority: PRIORITY_MAX }",

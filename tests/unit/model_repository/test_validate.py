@@ -19,7 +19,11 @@ def test_a_good_repository_has_no_findings(write_model: Any) -> None:
 
 
 def test_every_fault_is_found_in_its_file_and_line(write_model: Any) -> None:
-    lines = ["max_batch_size: -1", "model_repository_agents { }", 'instance_group { kind: KIND_CPU gpus: 0 name: "g" }']
+    lines = [
+        "max_batch_size: -1",
+        'model_operations { op_library_filename: "x" }',
+        'instance_group { kind: KIND_CPU gpus: 0 name: "g" }',
+    ]
     folder = write_model("m", "\n".join(lines))
     write_model("n", "dynamic_batchin { }")
     found = [str(finding).removeprefix(str(folder.parent)) for finding in validate(folder.parent)]
