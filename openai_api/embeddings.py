@@ -16,16 +16,17 @@ from openai_api.messages import Message, read_messages
 from openai_api.model import PoolingTextModel
 from openai_api.options import OpenAIOptions
 from openai_api.pooling import Pooled, Prepared, off_loop_if_large, pool, rows_of
-from openai_api.pooling_fields import Input, PoolingOptions, read_inputs, read_options
+from openai_api.pooling_fields import Input, RowOptions, read_inputs, read_options
 from openai_api.prompt import check_roles
 from openai_api.text_endpoints import TextService
+from openai_api.wire import log_unread
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
     """`inputs` at `paths` of the body, or `messages` of which the template makes one."""
 
-    options: PoolingOptions
+    options: RowOptions
     inputs: list[Input]
     paths: list[str]
     messages: list[Message] | None
@@ -50,7 +51,8 @@ def read_embedding(body: bytes, limits: OpenAIOptions) -> EmbeddingRequest:
     if is_chat and fields.raw("input") is not None:
         raise invalid("invalid_value", "input", "expected either 'input' or 'messages'")
     inputs, paths = ([], ["messages"]) if is_chat else read_inputs(fields, "input")
-    return EmbeddingRequest(
+    fields.raw("user")  # taken, and changes nothing
+    request = EmbeddingRequest(
         options=read_options(fields),
         inputs=inputs,
         paths=paths,
@@ -59,6 +61,8 @@ def read_embedding(body: bytes, limits: OpenAIOptions) -> EmbeddingRequest:
         is_base64=fields.choice("encoding_format", ("float", "base64")) == "base64",
         dimensions=fields.integer("dimensions", 1, INT64_MAX),
     )
+    log_unread(fields)
+    return request
 
 
 def _prepare(model: PoolingTextModel, request: EmbeddingRequest) -> Prepared:

@@ -17,7 +17,7 @@ from openai_api.errors import invalid
 from openai_api.exchange import Exchange
 from openai_api.identity import Identity
 from openai_api.model import PoolingTextModel
-from openai_api.pooling_fields import Input, PoolingOptions
+from openai_api.pooling_fields import Input, RowOptions
 from openai_api.sampling import too_long
 from openai_api.text_endpoints import TextService
 
@@ -54,7 +54,7 @@ async def pool(
     service: TextService,
     exchange: Exchange,
     body: bytes,
-    options: PoolingOptions,
+    options: RowOptions,
     prepare: Prepare,
     *,
     id_prefix: str,
@@ -89,7 +89,7 @@ async def pool(
 
 
 async def _prepare(
-    service: TextService, body: bytes, options: PoolingOptions, prepare: Prepare, task: str
+    service: TextService, body: bytes, options: RowOptions, prepare: Prepare, task: str
 ) -> tuple[str, PoolingTextModel, Prepared]:
     """A model that is replaced while its rows are made refuses new work, so they are then made for its successor."""
     while True:
@@ -105,7 +105,7 @@ def _checked(model: PoolingTextModel, prepare: Prepare) -> Prepared:
     return prepared
 
 
-def truncation(options: PoolingOptions, model: PoolingTextModel) -> Truncation | None:
+def truncation(options: RowOptions, model: PoolingTextModel) -> Truncation | None:
     """Raises ServingError for more tokens than the model takes."""
     if options.truncate is None:
         return None
@@ -117,7 +117,7 @@ def truncation(options: PoolingOptions, model: PoolingTextModel) -> Truncation |
 
 def rows_of(
     model: PoolingTextModel,
-    options: PoolingOptions,
+    options: RowOptions,
     inputs: Sequence[Input],
     params: Sequence[str],
     *,

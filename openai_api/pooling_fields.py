@@ -16,8 +16,8 @@ Input = str | list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class PoolingOptions:
-    """`truncate` None: a text that is too long is an error; -1: it is cut to the model's length."""
+class RowOptions:
+    """How texts become rows of which model. `truncate` None: a text that is too long is an error; -1: it is cut to the model's length."""
 
     model: str
     truncate: int | None
@@ -26,7 +26,7 @@ class PoolingOptions:
     request_id: str
 
 
-def read_options(fields: Fields) -> PoolingOptions:
+def read_options(fields: Fields) -> RowOptions:
     """Raises ServingError for a wrong member, and for one whose meaning is not offered."""
     for name in _REFUSED:
         if fields.raw(name) is not None:
@@ -40,7 +40,7 @@ def read_options(fields: Fields) -> PoolingOptions:
         raise invalid(
             "integer_below_min_value", "truncate_prompt_tokens", "expected at least 1, or -1 for the model's length"
         )
-    return PoolingOptions(
+    return RowOptions(
         model=fields.string("model", 1024) or "",
         truncate=truncate,
         truncate_left=fields.choice("truncation_side", ("left", "right")) == "left",

@@ -16,8 +16,9 @@ from openai_api.fields import INT64_MAX, Fields
 from openai_api.json_body import parse_object
 from openai_api.model import PoolingTextModel
 from openai_api.pooling import Pooled, Prepared, pool, rows_of, truncation
-from openai_api.pooling_fields import PoolingOptions, read_options, read_text, read_texts
+from openai_api.pooling_fields import RowOptions, read_options, read_text, read_texts
 from openai_api.text_endpoints import TextService
+from openai_api.wire import log_unread
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Pairs:
 class RerankRequest:
     """`top_n` 0: all."""
 
-    options: PoolingOptions
+    options: RowOptions
     pairs: Pairs
     top_n: int
     shows_documents: bool
@@ -89,26 +90,30 @@ def read_rerank(body: bytes) -> RerankRequest:
     if documents is not None and not isinstance(documents, list):
         fields.array("documents", read_text, 1)  # says what is wrong with it
     pairs = Pairs(Texts([read_text(query, "query")], ["query"]), Texts(*read_texts(fields, "documents")))
-    return RerankRequest(
+    request = RerankRequest(
         options=read_options(fields),
         pairs=pairs,
         top_n=fields.integer("top_n", 0, INT64_MAX) or 0,
         shows_documents=fields.flag("return_documents", True),
     )
+    log_unread(fields)
+    return request
 
 
-def read_score(body: bytes) -> tuple[PoolingOptions, Pairs]:
+def read_score(body: bytes) -> tuple[RowOptions, Pairs]:
     """Raises ServingError for a wrong member."""
     fields = Fields(parse_object(body))
     firsts, seconds = (Texts(*read_texts(fields, name)) for name in ("text_1", "text_2"))
     if len(firsts) not in (1, len(seconds)):
         message = f"'text_1': expected one text, or {len(seconds)} as in 'text_2', got {len(firsts)}"
         raise invalid("invalid_value", "text_1", message)
-    return read_options(fields), Pairs(firsts, seconds)
+    options = read_options(fields)
+    log_unread(fields)
+    return options, Pairs(firsts, seconds)
 
 
 async def _scores(
-    service: TextService, exchange: Exchange, body: bytes, options: PoolingOptions, pairs: Pairs, id_prefix: str
+    service: TextService, exchange: Exchange, body: bytes, options: RowOptions, pairs: Pairs, id_prefix: str
 ) -> tuple[Pooled, np.ndarray]:
     """A score a pair, float32."""
     prepare = partial(_prepare, options=options, pairs=pairs)
@@ -118,7 +123,7 @@ async def _scores(
     return pooled, cosines(pooled.vectors[: len(pairs.firsts)], pooled.vectors[len(pairs.firsts) :])
 
 
-def _prepare(model: PoolingTextModel, options: PoolingOptions, pairs: Pairs) -> Prepared:
+def _prepare(model: PoolingTextModel, options: RowOptions, pairs: Pairs) -> Prepared:
     if model.description.task == "score":
         rows = model.tokenizer.encode_pairs(pairs.as_list(), truncation(options, model))
         return Prepared(rows, pairs.seconds.params)

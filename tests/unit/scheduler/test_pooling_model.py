@@ -119,7 +119,7 @@ async def test_a_reader_that_leaves_takes_its_texts_along():
         model.infer(first)
         await asyncio.to_thread(held.wait, 20)
         model.infer(second)
-        while model.engine.load.num_waiting < 1:
+        while model.engine.load.num_waiting < 2:
             await asyncio.sleep(0)
         second.stream.cancel()
         release.set()
