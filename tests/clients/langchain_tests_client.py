@@ -1,4 +1,4 @@
-"""langchain-tests: LangChain's standard tests of a chat model, against ChatOpenAI on this server."""
+"""langchain-tests: LangChain's standard tests of a chat model and of embeddings, on this server."""
 
 import json
 import os
@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from langchain_openai import ChatOpenAI
-from langchain_tests.integration_tests import ChatModelIntegrationTests
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
+from langchain_tests.integration_tests import ChatModelIntegrationTests, EmbeddingsIntegrationTests
+
+SERVER = {"base_url": os.environ["SERVER_URL"] + "/v1", "api_key": "-", "max_retries": 0, "timeout": 300}
 
 
 class TestChat(ChatModelIntegrationTests):
@@ -17,11 +19,10 @@ class TestChat(ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self):
-        server = {"base_url": os.environ["SERVER_URL"] + "/v1", "api_key": "-", "max_retries": 0, "timeout": 300}
         # held to a schema, a small model that always takes the likeliest token never ends a string
         settings = {"temperature": 0.7, "seed": 6, "max_tokens": 1000}
         one_call = {"model_kwargs": {"parallel_tool_calls": False}}
-        return {"model": "chat", "stream_usage": True, **settings, **one_call, **server}
+        return {"model": "chat", "stream_usage": True, **settings, **one_call, **SERVER}
 
     @property
     def model_override_value(self):
@@ -37,6 +38,16 @@ class TestChat(ChatModelIntegrationTests):
     @pytest.mark.xfail(reason="it does not repeat Chinese and Japanese names")
     def test_unicode_tool_call_integration(self, model):
         super().test_unicode_tool_call_integration(model)
+
+
+class TestEmbeddings(EmbeddingsIntegrationTests):
+    @property
+    def embeddings_class(self):
+        return OpenAIEmbeddings
+
+    @property
+    def embedding_model_params(self):
+        return {"model": os.environ["EMBEDDING_MODEL"], "check_embedding_ctx_length": False, **SERVER}
 
 
 class Outcomes:
@@ -75,7 +86,7 @@ def main() -> None:
     if names["failed"]:
         told += ": " + ", ".join(names["failed"])
     outcome = "failed" if names["failed"] or not names["passed"] else "passed"
-    print(json.dumps({"check": "chat model", "outcome": outcome, "detail": told}), file=kept, flush=True)
+    print(json.dumps({"check": "chat model, embeddings", "outcome": outcome, "detail": told}), file=kept, flush=True)
 
 
 if __name__ == "__main__":
