@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from backends.api.errors import Code, ServingError
 from backends.api.request import InferenceRequest
@@ -99,8 +100,9 @@ async def test_a_request_that_ends_the_process_takes_no_other_with_it(tmp_path: 
         assert await outcomes(begin(model, values)) == expected
 
 
+@pytest.mark.slow
 async def test_time_to_execute_begins_when_the_one_before_has_ended(tmp_path: Path) -> None:
-    config = ONE_INT + 'parameters { key: "EXECUTION_TIMEOUT_SECS" value { string_value: "0.3" } }'
+    config = ONE_INT + 'parameters { key: "EXECUTION_TIMEOUT_SECS" value { string_value: "3" } }'
     async with loaded(tmp_path) as models:
         model = await models.load("m", EXECUTES, config)
         await quick(model)
