@@ -8,7 +8,7 @@ PIPELINES := .venv/.can-serve-pipelines
 TESTS := .venv/.can-test
 PACKAGES := backends gateway kvcache model_repository openai_api scheduler
 
-.PHONY: serve pipelines test test-cases test-clients check bench size clean
+.PHONY: serve pipelines test test-cases test-clients fuzz check bench size clean
 
 serve: $(SERVES)
 	$(BIN)/python -m examples.fetch_models
