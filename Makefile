@@ -8,7 +8,7 @@ PIPELINES := .venv/.can-serve-pipelines
 TESTS := .venv/.can-test
 PACKAGES := backends gateway kvcache model_repository openai_api scheduler
 
-.PHONY: serve pipelines test test-cases test-clients check bench size clean
+.PHONY: serve pipelines test test-cases test-clients fuzz check bench size clean
 
 serve: $(SERVES)
 	$(BIN)/python -m examples.fetch_models
@@ -29,6 +29,13 @@ check: $(TESTS)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n auto -m "not slow and not gpu and not oracle" tests/unit tests/test_layers.py tests/test_docs.py
+
+# nonsense at every door of a running server; schemathesis has an environment of its own
+FUZZ := build/fuzz
+fuzz: $(TESTS)
+	test -x $(FUZZ)/bin/schemathesis || ($(PYTHON) -m venv $(FUZZ) && $(FUZZ)/bin/pip install --quiet schemathesis==4.32.5)
+	$(BIN)/python -m pytest tests/fuzz $(ARGS)
+	$(BIN)/python -m tests.fuzz.openapi $(FUZZ)/bin/schemathesis
 
 # public bug reports as cases, each its own process: `make test-cases CASES=FOLDER SCALE=0.1 ARGS='-n 55'`; FOLDER holds
 # spec/bugs.md and cases/

@@ -1,7 +1,6 @@
-"""Request bodies and answers over ASGI: size limits, compression, error bodies.
+"""Request bodies and answers over ASGI: compression both ways, error bodies.
 
-A body over the limit is refused before it is held: by its Content-Length at once, otherwise when the bytes that have
-come, or come out of decompression, pass the limit. The server then lets go of what else the client sends.
+What comes out of decompression is bounded like a body.
 """
 
 import asyncio
@@ -14,6 +13,7 @@ import orjson
 
 from backends.api.errors import Code, ServingError
 from gateway.errors import http_status
+from openai_api.http import bounded_body, too_large
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -29,40 +29,17 @@ _SMALL = 4096  # compressed bytes that cannot hold the event loop up for long, w
 _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}  # zlib's numbers for either frame
 
 
-class ClientGoneError(Exception):
-    """The client left before its request was complete: nobody is left to answer."""
-
-
 async def read_body(receive: Receive, headers: dict[bytes, bytes], limit: int) -> bytes:
     """The whole body, decompressed. Raises ServingError: TOO_LARGE, UNSUPPORTED coding, INVALID content."""
     encoding = headers.get(b"content-encoding", b"identity").lower()
     if encoding not in (b"identity", b"") and encoding not in _WINDOW_BITS:
         raise ServingError(Code.UNSUPPORTED, "Unsupported compression type", reason="content_encoding")
-    declared = headers.get(b"content-length", b"")
-    if declared.isdigit() and int(declared) > limit:
-        raise too_large(int(declared), limit)
-    body = await _collect(receive, limit)
+    body = await bounded_body(receive, headers.get(b"content-length", b"").decode("latin-1"), limit)
     if encoding not in _WINDOW_BITS:
         return body
     if len(body) <= _SMALL:
         return decompress(body, encoding, limit)
     return await asyncio.to_thread(decompress, body, encoding, limit)
-
-
-async def _collect(receive: Receive, limit: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError
-        part: bytes = message.get("body", b"")
-        size += len(part)
-        if size > limit:
-            raise too_large(size, limit)
-        if not message.get("more_body", False):
-            return part if not parts else b"".join([*parts, part])
-        parts.append(part)
 
 
 def decompress(body: bytes, encoding: bytes, limit: int) -> bytes:
@@ -79,14 +56,6 @@ def decompress(body: bytes, encoding: bytes, limit: int) -> bytes:
     if machine.unused_data:
         raise ServingError(Code.INVALID, f"unexpected bytes after the {encoding.decode()} body")
     return plain
-
-
-def too_large(size: int, limit: int) -> ServingError:
-    return ServingError(
-        Code.TOO_LARGE,
-        f"request body of at least {size} bytes exceeds the maximum allowed {limit} bytes. "
-        "Use --http-max-input-size to increase the limit.",
-    )
 
 
 def best_encoding(accept: bytes) -> bytes:

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Match
 from backends.api.errors import ServingError
 from gateway import kserve_http_control as control
 from gateway.errors import as_serving_error, http_status
-from gateway.http_body import ClientGoneError, Receive, Scope, Send, error_body, error_headers
+from gateway.http_body import Receive, Scope, Send, error_body, error_headers
 from gateway.kserve_http_generate import generate, generate_stream
 from gateway.kserve_http_infer import infer
 from gateway.kserve_service import Service, check_restriction
@@ -26,6 +26,7 @@ from gateway.kserve_views import (
     model_statistics,
     models_for_statistics,
 )
+from openai_api.http import ClientGoneError
 
 log = logging.getLogger(__name__)
 Handler = Callable[[Service, Request], Awaitable[Response]]

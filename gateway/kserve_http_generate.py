@@ -8,9 +8,10 @@ from backends.api.errors import Code, ServingError
 from backends.api.request import InferenceRequest, InferenceResponse
 from gateway.errors import as_serving_error
 from gateway.generate import ONE_RESPONSE, decode_generate, encode_generate
-from gateway.http_body import JSON, ClientGoneError, Receive, Scope, Send, read_body, respond, respond_error
+from gateway.http_body import JSON, Receive, Scope, Send, read_body, respond, respond_error
 from gateway.kserve_service import Service, complete, count_refusal, is_mark, submit
 from gateway.kserve_streaming import EVENT_STREAM, LostClientWatch, send_answers
+from openai_api.http import ClientGoneError
 
 
 async def generate(service: Service, name: str, version: str, scope: Scope, receive: Receive, send: Send) -> None:

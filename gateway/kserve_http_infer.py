@@ -12,7 +12,6 @@ from gateway.errors import as_serving_error
 from gateway.http_body import (
     JSON,
     App,
-    ClientGoneError,
     Header,
     Receive,
     Scope,
@@ -28,6 +27,7 @@ from gateway.kserve_json_answer import Answer, AnswerForm, encode
 from gateway.kserve_service import Service, check_restriction, complete, count_refusal, labels_of, no_answer, submit
 from gateway.kserve_streaming import EVENT_STREAM, NDJSON, LostClientWatch, decoupled_refusal, send_answers
 from gateway.kserve_tensors import num_bytes
+from openai_api.http import ClientGoneError
 
 BINARY = b"application/octet-stream"
 _PREFIX, _SUFFIX = "/v2/models/", "/infer"

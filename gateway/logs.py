@@ -61,6 +61,8 @@ def set_up(settings: Settings) -> LogOutput:
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     for noisy in ("uvicorn.access", "uvicorn.error", "asyncio", "httpx"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    # a traceback for every message that is none, which anybody can send; its sender is told
+    logging.getLogger("grpc._common").setLevel(logging.CRITICAL)
     return LogOutput(handler, log_settings(settings))
 
 

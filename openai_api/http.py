@@ -38,36 +38,44 @@ def is_safe_request_id(given: str) -> bool:
 
 
 async def read_body(scope: Scope, receive: Receive, max_bytes: int, max_seconds: float) -> bytes:
-    """The request body. Raises ServingError TOO_LARGE (decided before reading where the length is declared) or
-    DEADLINE after `max_seconds`, and ClientGoneError."""
-    declared = header(scope, b"content-length")
-    if declared.isdigit() and int(declared) > max_bytes:
-        raise _too_large(max_bytes)
+    """As `bounded_body`, within `max_seconds`: raises ServingError(DEADLINE) after that."""
     try:
         async with asyncio.timeout(max_seconds):
-            return await _collect(receive, max_bytes)
+            return await bounded_body(receive, header(scope, b"content-length"), max_bytes)
     except TimeoutError:
         raise ServingError(Code.DEADLINE, f"the request body did not arrive within {max_seconds:g} s") from None
 
 
-async def _collect(receive: Receive, max_bytes: int) -> bytes:
+async def bounded_body(receive: Receive, declared: str, max_bytes: int) -> bytes:
+    """The request body, whose Content-Length is `declared` where there is one.
+
+    One over the limit is refused before it is held: by its declared length at once, else when the bytes that have come
+    pass the limit. The server then lets go of what else the client sends. Raises ServingError(TOO_LARGE), and
+    ClientGoneError.
+    """
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise too_large(int(declared), max_bytes)
     parts: list[bytes] = []
     size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGoneError
-        part = message.get("body", b"")
+        part: bytes = message.get("body", b"")
         size += len(part)
         if size > max_bytes:
-            raise _too_large(max_bytes)
-        parts.append(part)
+            raise too_large(size, max_bytes)
         if not message.get("more_body", False):
-            return b"".join(parts)
+            return part if not parts else b"".join([*parts, part])
+        parts.append(part)
 
 
-def _too_large(max_bytes: int) -> ServingError:
-    return ServingError(Code.TOO_LARGE, f"the request body is larger than this server's limit of {max_bytes} bytes")
+def too_large(size: int, limit: int) -> ServingError:
+    return ServingError(
+        Code.TOO_LARGE,
+        f"request body of at least {size} bytes exceeds the maximum allowed {limit} bytes. "
+        "Use --http-max-input-size to increase the limit.",
+    )
 
 
 async def until_client_leaves(receive: Receive) -> None:
