@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.http_body import Header, Scope
-from gateway.joined_writes import JoinedWrites
+from gateway.joined_writes import JoinedWrites, TurnEnd
+from openai_api.sse import WRITE_BODY
 
 
 class Exchange:
@@ -44,6 +45,23 @@ class Exchange:
         cycle.on_response()
 
 
+class BodyWriter:
+    """A `WriteBody` for the answer to one request, once its head is sent: past every layer between it and the socket."""
+
+    __slots__ = ("_cycle", "_transport")
+
+    def __init__(self, cycle: RequestResponseCycle, transport: JoinedWrites) -> None:
+        self._cycle = cycle
+        self._transport = transport
+
+    def __call__(self, data: bytes) -> bool:
+        cycle = self._cycle
+        if cycle.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
+            return False
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+
 class Call(Protocol):
     def client_left(self) -> None: ...
 
@@ -63,14 +81,15 @@ class DirectCalls(Protocol):
 class HttpProtocol(HttpToolsProtocol):
     """A request for `direct` is held until its body is complete; if that takes more than one read, the application gets it."""
 
-    def __init__(self, *args: Any, direct: DirectCalls | None = None, **named: Any) -> None:
+    def __init__(self, *args: Any, turn_end: TurnEnd, direct: DirectCalls | None = None, **named: Any) -> None:
         super().__init__(*args, **named)
+        self._turn_end = turn_end
         self._direct = direct
         self._held: tuple[RequestResponseCycle, Any] | None = None
         self._exchange: Exchange | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
+        super().connection_made(JoinedWrites(transport, self.loop, self._turn_end))  # type: ignore[arg-type]
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -81,6 +100,10 @@ class HttpProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._held is not None:
             self._release()
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self.scope["extensions"] = {WRITE_BODY: BodyWriter(self.cycle, self.transport)}  # type: ignore[dict-item, arg-type]
 
     def on_message_complete(self) -> None:
         super().on_message_complete()

@@ -12,6 +12,7 @@ import uvicorn
 
 from backends.api.errors import Code, ServingError
 from gateway.http_protocol import DirectCalls, HttpProtocol
+from gateway.joined_writes import TurnEnd
 
 
 class _Server(uvicorn.Server):
@@ -46,7 +47,7 @@ class HttpListener:
             uvicorn.Config(
                 app,
                 loop="none",
-                http=partial(HttpProtocol, direct=direct),  # type: ignore[arg-type]
+                http=partial(HttpProtocol, turn_end=TurnEnd(), direct=direct),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -4,12 +4,14 @@ Buckets of inter-token latency start at 0.5 ms, where vLLM's start at 10.
 """
 
 import time
+from collections import defaultdict
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from backends.api.request import FinishReason, GenerateRequest
+from gateway.counted_histogram import CountedHistogram
 from scheduler.engine_observer import EngineObserver
 from scheduler.frames import EngineStats, StepFrame
 
@@ -91,7 +93,9 @@ class EngineMetrics:
         self.finished = counter("request_success", "Ended requests by how they ended", "finished_reason")
         self.step_tokens = histogram("iteration_tokens_total", "Tokens computed in a step", _LENGTH)
         self.first_token = histogram("time_to_first_token_seconds", "From arrival to the first token", _TTFT)
-        self.inter_token = histogram("inter_token_latency_seconds", "Between two tokens of a request", _ITL)
+        self.inter_token = CountedHistogram(
+            "vllm:inter_token_latency_seconds", "Between two tokens of a request", _LABELS, _ITL, registry
+        )
         self.end_to_end = histogram("e2e_request_latency_seconds", "From arrival to the end", _LATENCY)
         self.queue_time = histogram("request_queue_time_seconds", "From arrival to the first step", _LATENCY)
         self.prefill_time = histogram(
@@ -133,6 +137,7 @@ class _EngineWatch(EngineObserver):
         ]
         self._step_tokens = metrics.step_tokens.labels(*labels)
         self._inter_token = metrics.inter_token.labels(*labels)
+        self._gaps: defaultdict[float, int] = defaultdict(int)  # of the step that is being delivered
         self._first_token = metrics.first_token.labels(*labels)
         for end in _ENDS:
             metrics.finished.labels(*labels, end)
@@ -143,6 +148,9 @@ class _EngineWatch(EngineObserver):
         self._stats = EngineStats()
 
     def step(self, frame: StepFrame) -> None:
+        for gap, count in self._gaps.items():
+            self._inter_token.observe(gap, count)
+        self._gaps.clear()
         for name, counter in self._counters:
             grown = getattr(frame.stats, name) - getattr(self._stats, name)
             if grown:
@@ -156,8 +164,7 @@ class _EngineWatch(EngineObserver):
         if gap is None:
             self._first_token.observe(request.times.first_token - request.arrived)
             return
-        for _ in range(count):
-            self._inter_token.observe(gap / count)
+        self._gaps[gap / count] += count  # streams that ran side by side in two steps have the same gap
 
     def ended(self, request: GenerateRequest, num_tokens: int, end: FinishReason | ServingError) -> None:
         metrics, labels, times = self._metrics, self._labels, request.times

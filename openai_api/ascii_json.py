@@ -15,4 +15,4 @@ def ascii_json(value: object) -> bytes:
 
 def ascii_string(text: str) -> bytes:
     """A JSON string, quotes included."""
-    return json.dumps(text).encode()
+    return orjson.dumps(text) if text.isascii() else json.dumps(text).encode()

@@ -1,6 +1,6 @@
 """One choice of an answer: the only path from the engine's tokens to text, streamed or whole."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from backends.api.errors import Code, ServingError
@@ -35,6 +35,11 @@ class Delta:
     @property
     def says_something(self) -> bool:
         return bool(self.text or self.reasoning or self.calls or self.finish_reason is not None)
+
+    @property
+    def is_only_text(self) -> bool:
+        """Whether there is nothing to tell of but the text."""
+        return bool(self.text) and not (self.entries or self.reasoning or self.calls or self.finish_reason)
 
     @property
     def num_generated(self) -> int:
@@ -120,9 +125,21 @@ class Choice:
         while not self.finished and not deltas:
             events = await self.request.stream.take()
             if not events:
-                raise ServingError(Code.INTERNAL, "the engine's stream ended without a finish reason")
-            deltas = [delta for event in events if (delta := self._push(event)) is not None]
+                raise _unfinished()
+            deltas = self._deltas(events)
         return deltas
+
+    def poll(self) -> list[Delta]:
+        """The deltas that are there now, for a reader that is told by `request.stream.notify` when to look.
+
+        Raises as `take` does.
+        """
+        stream = self.request.stream
+        had_ended = stream.ended
+        events = stream.poll()
+        if had_ended and not events and not self.finished:
+            raise _unfinished()
+        return self._deltas(events)
 
     async def rest(self) -> list[Delta]:
         """All deltas still to come: what a plain answer is made of."""
@@ -130,6 +147,9 @@ class Choice:
         while not self.finished:
             deltas += await self.take()
         return deltas
+
+    def _deltas(self, events: Sequence[TokenEvent]) -> list[Delta]:
+        return [delta for event in events if (delta := self._push(event)) is not None]
 
     def _push(self, event: TokenEvent) -> Delta | None:
         if self.finished:
@@ -195,6 +215,10 @@ class Choice:
         self.finished = True
         # A stop string is found here, not in the engine: this is what tells it to stop.
         self.request.stream.cancel("the choice is complete", satisfied=True)
+
+
+def _unfinished() -> ServingError:
+    return ServingError(Code.INTERNAL, "the engine's stream ended without a finish reason")
 
 
 def _singles(event: TokenEvent) -> list[TokenEvent]:

@@ -17,6 +17,7 @@ from openai_api.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsForm, 
 from openai_api.sse import error_event
 from openai_api.usage import Usage
 
+_PLACE = b"\0"  # which JSON cannot contain
 _FINISH = {None: b"null", "stop": b'"stop"', "length": b'"length"', "tool_calls": b'"tool_calls"'}
 
 
@@ -27,6 +28,8 @@ class Chunks:
     """
 
     kind: ClassVar[str]
+    around_text: ClassVar[tuple[bytes, bytes]]
+    """The member that holds a choice's text, but for the text."""
 
     def __init__(self, identity: Identity, options: GenerationOptions, usage: Usage, texts: TokenTexts) -> None:
         self._before = b"data: " + ascii_json(identity.as_json(self.kind))[:-1] + b',"choices":['
@@ -39,6 +42,9 @@ class Chunks:
         self._texts = texts
         self._forms: dict[int, LogprobsForm] = {}
         self._ids_told: set[int] = set()
+        # choice -> what stands around the text of a chunk that has nothing else to tell, where that does not change
+        self._frames: dict[int, tuple[bytes, bytes]] = {}
+        self._is_framed = not (self._with_ids or self._continuous)
 
     def opening(self, choices: Sequence[Choice]) -> bytes:
         """The chunks before any token, in the order of the choices."""
@@ -46,6 +52,9 @@ class Chunks:
 
     def delta(self, choice: Choice, delta: Delta) -> bytes:
         """One chunk for each thing that the delta says; tokens go with the first, the end with the last."""
+        if self._is_framed and delta.is_only_text:
+            head, tail = self._frames.get(choice.index) or self._frame(choice)
+            return head + ascii_string(delta.text) + tail
         first, *others = self._contents(delta)
         if not others:
             return self._whole_chunk(choice, delta, first, delta.finish_reason)
@@ -53,6 +62,12 @@ class Chunks:
         rest = Delta(stop_reason=delta.stop_reason)
         chunks += [self._whole_chunk(choice, rest, content, None) for content in others[:-1]]
         return b"".join([*chunks, self._whole_chunk(choice, rest, others[-1], delta.finish_reason)])
+
+    def _frame(self, choice: Choice) -> tuple[bytes, bytes]:
+        head, _, tail = self._whole_chunk(choice, Delta(), _PLACE, None).partition(_PLACE)
+        before, after = self.around_text
+        frame = self._frames[choice.index] = head + before, after + tail
+        return frame
 
     def _whole_chunk(self, choice: Choice, delta: Delta, content: bytes, finish_reason: str | None) -> bytes:
         members = [
@@ -92,6 +107,10 @@ class Chunks:
         """Where the first chunk of a choice carries its prompt's ids."""
         raise NotImplementedError
 
+    def _text(self, text: str) -> bytes:
+        before, after = self.around_text
+        return before + ascii_string(text) + after
+
     def _contents(self, delta: Delta) -> list[bytes]:
         """The member that holds the text, once for each chunk; at least one."""
         raise NotImplementedError
@@ -110,6 +129,7 @@ class Chunks:
 
 class ChatChunks(Chunks):
     kind = "chat.completion.chunk"
+    around_text = b'"delta":{"content":', b"}"
 
     def opening(self, choices: Sequence[Choice]) -> bytes:
         """The role of each choice: given here and never again, since clients add up what they get."""
@@ -117,7 +137,7 @@ class ChatChunks(Chunks):
         return b"".join(self._chunk(role % choice.index, choice) for choice in choices)
 
     def _contents(self, delta: Delta) -> list[bytes]:
-        contents = [b'"delta":{"content":' + ascii_string(delta.text) + b"}"] if delta.text else []
+        contents = [self._text(delta.text)] if delta.text else []
         if delta.reasoning:
             text = ascii_string(delta.reasoning)
             contents.insert(0, b'"delta":{"reasoning_content":' + text + b',"reasoning":' + text + b"}")
@@ -143,9 +163,10 @@ def _call(piece: CallPiece) -> bytes:
 
 class CompletionChunks(Chunks):
     kind = "text_completion"
+    around_text = b'"text":', b""
 
     def _contents(self, delta: Delta) -> list[bytes]:
-        return [b'"text":' + ascii_string(delta.text)]
+        return [self._text(delta.text)]
 
     def _form(self, top: int) -> LogprobsForm:
         return CompletionLogprobs(self._texts, top)

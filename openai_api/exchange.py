@@ -25,7 +25,7 @@ from openai_api.http import (
     until_client_leaves,
 )
 from openai_api.options import OpenAIOptions
-from openai_api.sse import EventStream, Failure, error_event
+from openai_api.sse import WRITE_BODY, EventStream, Failure, error_event
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Exchange:
         self._send = send
         self._options = options
         self._started = time.monotonic()
-        self._events = EventStream(send, time.monotonic)
+        self._events = EventStream(send, time.monotonic, scope.get("extensions", {}).get(WRITE_BODY))
         self._has_answered = False
         self._work: asyncio.Task[object] | None = None
         self._keeper: asyncio.Task[None] | None = None

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 from backends.api.errors import ServingError
 from openai_api.choice import Choice, Delta
 from openai_api.model import TextModel
+from openai_api.pump import Pump
 from openai_api.sse import EventStream
 from openai_api.usage import Usage
 
@@ -85,21 +87,20 @@ class Generation:
         return b"".join(pump.result() for pump in pumps)
 
     async def _pump(self, choice: Choice, events: EventStream, writer: Writer) -> bytes:
-        """Write one choice's chunks. Those of the last choice's end are returned: they leave with the end of the stream."""
-        while True:
-            deltas = await choice.take()
-            written = b"".join([self._written(writer, choice, delta) for delta in deltas])
-            if choice.finished:
-                self._num_open -= 1
-                if self._num_open == 0:
-                    return written
-            await events.write(written)
-            if choice.finished:
-                return b""
+        """Write one choice's events. Those of the last choice's end are returned: they leave with the end of the stream."""
+        last = await Pump(choice, events, partial(self._written, writer, choice)).run()
+        self._num_open -= 1
+        if self._num_open == 0:
+            return last
+        await events.write(last)
+        return b""
 
-    def _written(self, writer: Writer, choice: Choice, delta: Delta) -> bytes:
-        self._count(choice, delta)
-        return writer.delta(choice, delta)
+    def _written(self, writer: Writer, choice: Choice, deltas: Sequence[Delta]) -> bytes:
+        written = []
+        for delta in deltas:
+            self._count(choice, delta)
+            written.append(writer.delta(choice, delta))
+        return written[0] if len(written) == 1 else b"".join(written)
 
     def _count(self, choice: Choice, delta: Delta) -> None:
         self.usage.completion += delta.num_generated

@@ -9,6 +9,10 @@ from backends.api.errors import ServingError
 from openai_api.errors import error_body
 
 Failure = Callable[[ServingError], bytes]
+WriteBody = Callable[[bytes], bool]
+"""Writes a piece of a body at once; False, and nothing done, where that has to go through `send`, which can wait."""
+WRITE_BODY = "tidegate.write_body"
+"""The ASGI extension of a server that has a `WriteBody`: in `scope["extensions"]`, for the answer to that request."""
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -36,10 +40,11 @@ class EventStream:
     connection: no failure looks like success. Several tasks may write; each write is whole events and goes out whole.
     """
 
-    __slots__ = ("_clock", "_failure", "_send", "_sending", "_touched", "ended", "started")
+    __slots__ = ("_clock", "_failure", "_send", "_sending", "_touched", "_write_body", "ended", "started")
 
-    def __init__(self, send: Send, clock: Callable[[], float]) -> None:
+    def __init__(self, send: Send, clock: Callable[[], float], write_body: WriteBody | None = None) -> None:
         self._send = send
+        self._write_body = write_body
         self._clock = clock
         self._failure: Failure = error_event
         self._sending = 0  # writes that wait for the client to read
@@ -56,6 +61,13 @@ class EventStream:
     async def write(self, events: bytes) -> None:
         """Send whole events. Waits while the client does not read."""
         await self._write(events, more=True)
+
+    def write_now(self, events: bytes) -> bool:
+        """The same without waiting; False, and nothing sent, where that is not possible."""
+        if self._write_body is None or self._sending or not self._write_body(events):
+            return False
+        self._touched = self._clock()
+        return True
 
     async def done(self, last: bytes = b"") -> None:
         """Send the `last` events and [DONE], and close the body in the same write."""

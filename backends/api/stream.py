@@ -167,7 +167,7 @@ class ResponseStream(Generic[T]):
 
     def notify_on_loop(self, callback: Callable[[], object]) -> None:
         """`notify` for a reader on the running event loop, where `callback` is called; it must not raise."""
-        self.notify(_LoopWake(asyncio.get_running_loop(), callback))
+        self.notify(on_loop(callback))
 
     def _close(self, end: object, item: T | None) -> None:
         wake = self._end_with(end, item)
@@ -220,6 +220,11 @@ class JoinedWakes:
         wakes, _gathered.wakes = _gathered.wakes, None
         for loop, callbacks in (wakes or {}).items():
             _call_on(loop, callbacks)
+
+
+def on_loop(callback: Callable[[], object]) -> Callable[[], None]:
+    """For `notify`, any number of times: has `callback` called on the running event loop, whoever writes."""
+    return _LoopWake(asyncio.get_running_loop(), callback)
 
 
 class _LoopWake:

@@ -55,7 +55,7 @@ def decode(tokenizer: Tokenizer, tokens: Iterable[int], skip_special_tokens: boo
 class ByteDecoder:
     """A table of each token's bytes, and one incremental UTF-8 decoder."""
 
-    __slots__ = ("_bytes", "_is_special", "_shown", "_skip_special", "_strip", "_tail", "_utf8")
+    __slots__ = ("_bytes", "_is_between", "_is_special", "_shown", "_skip_special", "_strip", "_tail", "_utf8")
 
     def __init__(
         self,
@@ -72,6 +72,7 @@ class ByteDecoder:
         self._strip = tokenizer.leading_space if at_start else LeadingSpace.KEEP
         self._tail = tail
         self._utf8 = _UTF8("replace")
+        self._is_between = True  # no bytes of a character wait for the rest
 
     def push(self, token: int) -> str:
         if self._skip_special and self._is_special(token) and token not in self._shown:
@@ -81,7 +82,11 @@ class ByteDecoder:
             data = self._stripped(data)
         if self._tail and data:
             data = self._joined(data)
-        return self._utf8.decode(data)
+        if self._is_between and data.isascii():
+            return data.decode("ascii")
+        text = self._utf8.decode(data)
+        self._is_between = not self._utf8.getstate()[0]
+        return text
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)

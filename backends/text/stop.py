@@ -19,6 +19,11 @@ class StopMatcher:
         self._held = ""
         self.matched: str | None = None
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to look for: all text leaves as it comes."""
+        return not self._stops
+
     def push(self, text: str, may_stop: bool = True) -> str:
         """What of the text so far may leave now. Sets `matched` when a stop string is complete: then this is the last.
 

@@ -42,13 +42,14 @@ class TextStream:
     and count; whoever feeds the stream then cancels the engine's work. `num_tokens` counts what was kept: usage.
     """
 
-    __slots__ = ("_decoder", "_options", "_stop", "finished", "num_tokens")
+    __slots__ = ("_decoder", "_is_plain", "_options", "_stop", "finished", "num_tokens")
 
     def __init__(self, tokenizer: Tokenizer, options: TextOptions, prompt: Sequence[int] = ()) -> None:
         """`prompt` are the tokens before the choice: bytes of a character it left unfinished are completed, not shown."""
         self._options = options
         self._decoder = text_decoder(tokenizer, prompt, options.skip_special_tokens, shown=options.shown_tokens)
         self._stop = StopMatcher(options.stop, options.include_stop_str_in_output)
+        self._is_plain = self._stop.is_idle
         self.num_tokens = 0
         self.finished = False
 
@@ -56,6 +57,9 @@ class TextStream:
         """The event's text. After the end everything is dropped and the delta is empty."""
         if self.finished:
             return TextDelta()
+        if self._is_plain and event.finish is None:
+            self.num_tokens += len(event.tokens)
+            return TextDelta("".join(map(self._decoder.push, event.tokens)), event.tokens, event.logprobs)
         silent = _num_silent(event, self._options)
         pieces = []
         for place, token in enumerate(event.tokens):

@@ -20,6 +20,7 @@ from backends.api.statistics import ModelStatistics
 from backends.api.tensor import Tensor
 from gateway.browsers import BrowserRules
 from gateway.http_protocol import HttpProtocol
+from gateway.joined_writes import TurnEnd
 from gateway.kserve_grpc import GrpcOptions, GrpcServer
 from gateway.kserve_http import routes
 from gateway.kserve_http_direct import DirectInfer
@@ -214,7 +215,7 @@ def application(kserve: Service) -> Any:
 @contextmanager
 def http_server(kserve: Service) -> Iterator[str]:
     """A real HTTP server on loopback around `kserve`; gives its `host:port`."""
-    protocol: Any = partial(HttpProtocol, direct=DirectInfer(kserve, BrowserRules(None)))
+    protocol: Any = partial(HttpProtocol, turn_end=TurnEnd(), direct=DirectInfer(kserve, BrowserRules(None)))
     config = uvicorn.Config(
         application(kserve), port=0, log_level="warning", lifespan="off", loop="uvloop", http=protocol
     )

@@ -1,4 +1,4 @@
-"""The OpenAI face on a loopback port, as the gateway serves it: uvicorn on a thread of its own."""
+"""The OpenAI face on a loopback port, as the gateway serves it, on a thread of its own."""
 
 import asyncio
 import json
@@ -6,12 +6,15 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import uvicorn
 import uvloop
 from fastapi import FastAPI
 
+from gateway.http_protocol import HttpProtocol
+from gateway.joined_writes import TurnEnd
 from openai_api.options import OpenAIOptions
 from openai_api.routes import OpenAI
 from tests.unit.openai_api.face import Repository
@@ -73,7 +76,8 @@ class WireServer:
         self.face = OpenAI(self.repository.find, self.repository.list, self._options)
         app = FastAPI(openapi_url=None)
         app.router.routes.extend(self.face.routes())
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+        protocol: Any = partial(HttpProtocol, turn_end=TurnEnd())
+        self._server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off", http=protocol))
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]

@@ -9,6 +9,7 @@ from uvicorn.server import ServerState
 
 from gateway.http_body import Receive, Scope, Send
 from gateway.http_protocol import Exchange, HttpProtocol
+from gateway.joined_writes import TurnEnd
 
 HEAD = b"POST /direct HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n"
 
@@ -75,7 +76,7 @@ class Connection:
         self.direct = Direct()
         self.wire = Wire()
         config = Config(application, lifespan="off", log_config=None, ws="none")
-        self.protocol = HttpProtocol(config, ServerState(), {}, direct=self.direct)
+        self.protocol = HttpProtocol(config, ServerState(), {}, turn_end=TurnEnd(), direct=self.direct)
         self.protocol.connection_made(self.wire)
 
     async def feed(self, *reads: bytes) -> bytes:

@@ -4,7 +4,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.joined_writes import JoinedWrites
+from gateway.joined_writes import JoinedWrites, TurnEnd
 
 
 class Wire(asyncio.Transport):
@@ -15,9 +15,9 @@ class Wire(asyncio.Transport):
         self.pieces: list[bytes] = []
         self.is_closed = False
 
-    def writelines(self, list_of_data: Any) -> None:
+    def write(self, data: Any) -> None:
         assert not self.is_closed
-        self.pieces.append(b"".join(list_of_data))
+        self.pieces.append(bytes(data))
 
     def close(self) -> None:
         self.is_closed = True
@@ -25,7 +25,7 @@ class Wire(asyncio.Transport):
 
 async def test_head_and_body_written_in_one_turn_leave_together() -> None:
     wire = Wire()
-    transport = JoinedWrites(wire, asyncio.get_running_loop())
+    transport = JoinedWrites(wire, asyncio.get_running_loop(), TurnEnd())
     transport.write(b"head")
     transport.write(b"body")
     await asyncio.sleep(0)
@@ -34,7 +34,7 @@ async def test_head_and_body_written_in_one_turn_leave_together() -> None:
 
 async def test_a_large_piece_does_not_wait_so_that_the_writer_can_be_held_back() -> None:
     wire = Wire()
-    transport = JoinedWrites(wire, asyncio.get_running_loop())
+    transport = JoinedWrites(wire, asyncio.get_running_loop(), TurnEnd())
     transport.write(b"head")
     transport.write(bytes(100_000))
     assert wire.pieces == [b"head" + bytes(100_000)]
@@ -42,7 +42,7 @@ async def test_a_large_piece_does_not_wait_so_that_the_writer_can_be_held_back()
 
 async def test_closing_sends_what_was_written_before() -> None:
     wire = Wire()
-    transport = JoinedWrites(wire, asyncio.get_running_loop())
+    transport = JoinedWrites(wire, asyncio.get_running_loop(), TurnEnd())
     transport.write(b"last words")
     transport.close()
     await asyncio.sleep(0)
@@ -54,7 +54,7 @@ async def test_closing_sends_what_was_written_before() -> None:
 def test_every_byte_leaves_once_and_in_order(steps: list[bytes | None]) -> None:
     async def run() -> Wire:
         wire = Wire()
-        transport = JoinedWrites(wire, asyncio.get_running_loop())
+        transport = JoinedWrites(wire, asyncio.get_running_loop(), TurnEnd())
         for step in steps:
             if step is None:
                 await asyncio.sleep(0)
@@ -67,5 +67,17 @@ def test_every_byte_leaves_once_and_in_order(steps: list[bytes | None]) -> None:
 
 
 async def test_everything_else_is_the_transports_own() -> None:
-    transport = JoinedWrites(Wire(), asyncio.get_running_loop())
+    transport = JoinedWrites(Wire(), asyncio.get_running_loop(), TurnEnd())
     assert transport.get_extra_info("peername") == ("127.0.0.1", 1)
+
+
+async def test_a_connection_that_fails_does_not_hold_up_the_others() -> None:
+    class Broken(Wire):
+        def write(self, data: Any) -> None:
+            raise RuntimeError("the connection is gone")
+
+    turn_end, wire = TurnEnd(), Wire()
+    for each in (Broken(), wire):
+        JoinedWrites(each, asyncio.get_running_loop(), turn_end).write(b"news")
+    await asyncio.sleep(0)
+    assert wire.pieces == [b"news"]
