@@ -27,9 +27,9 @@ def guarded(app: App, gate: Gate | None, settings: Settings) -> App:
     return with_cors(app, settings.cors_allow_origin) if settings.cors_allow_origin else app
 
 
-def direct_infer(service: Service, settings: Settings) -> DirectInfer | None:
-    """The way around `guarded`, which keeps to its rules; None where requests need a key."""
-    return DirectInfer(service, _rules(settings)) if service.gate is None else None
+def direct_infer(service: Service, settings: Settings) -> DirectInfer:
+    """The way around `guarded`, which keeps to the same rules."""
+    return DirectInfer(service, _rules(settings))
 
 
 def _rules(settings: Settings) -> BrowserRules:

@@ -30,7 +30,7 @@ class Exchange:
     def answer(self, status: int, body: bytes, content_type: bytes, more: Iterable[Header] = ()) -> None:
         """Nothing when the client has gone."""
         cycle = self._cycle
-        self.call = None
+        self.call, self.body, cycle.body = None, b"", bytearray()
         if cycle.disconnected:
             return
         lines = [STATUS_LINE[status], b"content-type: ", content_type, b"\r\ncontent-length: %d\r\n" % len(body)]
@@ -101,10 +101,6 @@ class HttpProtocol(HttpToolsProtocol):
         if self._held is not None:
             self._release()
 
-    def on_headers_complete(self) -> None:
-        super().on_headers_complete()
-        self.scope["extensions"] = {WRITE_BODY: BodyWriter(self.cycle, self.transport)}  # type: ignore[dict-item, arg-type]
-
     def on_message_complete(self) -> None:
         super().on_message_complete()
         if self._held is None or self._direct is None:
@@ -119,7 +115,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._direct is not None and self._may_hold(cycle) and self._direct.takes(cycle.scope):  # type: ignore[arg-type]
             self._held = cycle, app
         else:
-            super()._start_asgi_task(cycle, app)
+            self._start_task(cycle, app)
 
     def _may_hold(self, cycle: RequestResponseCycle) -> bool:
         """Not a request that waited behind another one, whose head is long read, nor one that waits for a word from us."""
@@ -133,4 +129,8 @@ class HttpProtocol(HttpToolsProtocol):
     def _release(self) -> None:
         assert self._held is not None
         (cycle, app), self._held = self._held, None
+        self._start_task(cycle, app)
+
+    def _start_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        cycle.scope["extensions"] = {WRITE_BODY: BodyWriter(cycle, self.transport)}  # type: ignore[dict-item, arg-type]
         super()._start_asgi_task(cycle, app)

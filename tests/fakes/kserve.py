@@ -18,6 +18,7 @@ from backends.api.model_config import InstanceGroup, ModelConfig, TensorSpec
 from backends.api.request import InferenceRequest, InferenceResponse
 from backends.api.statistics import ModelStatistics
 from backends.api.tensor import Tensor
+from gateway.admission import Admission
 from gateway.browsers import BrowserRules
 from gateway.http_protocol import HttpProtocol
 from gateway.joined_writes import TurnEnd
@@ -216,8 +217,14 @@ def application(kserve: Service) -> Any:
 def http_server(kserve: Service) -> Iterator[str]:
     """A real HTTP server on loopback around `kserve`; gives its `host:port`."""
     protocol: Any = partial(HttpProtocol, turn_end=TurnEnd(), direct=DirectInfer(kserve, BrowserRules(None)))
+    app = application(kserve)
     config = uvicorn.Config(
-        application(kserve), port=0, log_level="warning", lifespan="off", loop="uvloop", http=protocol
+        app if kserve.gate is None else Admission(app, kserve.gate),
+        port=0,
+        log_level="warning",
+        lifespan="off",
+        loop="uvloop",
+        http=protocol,
     )
     started = threading.Event()
 
