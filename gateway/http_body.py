@@ -7,6 +7,7 @@ import asyncio
 import gzip
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from functools import partial
 from typing import Any
 
 import orjson
@@ -25,21 +26,35 @@ Header = tuple[bytes, bytes]
 JSON = b"application/json"
 _GZIP_LEVEL = 1  # on loopback and in a data centre the processor is the scarcer good
 _BY_PREFERENCE = (b"gzip", b"deflate", b"identity")
+_PATIENCE = 60.0  # seconds in which nothing of a body comes
 _SMALL = 4096  # compressed bytes that cannot hold the event loop up for long, whatever they expand to
 _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}  # zlib's numbers for either frame
 
 
 async def read_body(receive: Receive, headers: dict[bytes, bytes], limit: int) -> bytes:
-    """The whole body, decompressed. Raises ServingError: TOO_LARGE, UNSUPPORTED coding, INVALID content."""
+    """The whole body, decompressed.
+
+    Raises ServingError: TOO_LARGE, UNSUPPORTED coding, INVALID content, DEADLINE when the client stops sending.
+    """
     encoding = headers.get(b"content-encoding", b"identity").lower()
     if encoding not in (b"identity", b"") and encoding not in _WINDOW_BITS:
         raise ServingError(Code.UNSUPPORTED, "Unsupported compression type", reason="content_encoding")
-    body = await bounded_body(receive, headers.get(b"content-length", b"").decode("latin-1"), limit)
+    body = await bounded_body(
+        partial(_receive_in_time, receive), headers.get(b"content-length", b"").decode("latin-1"), limit
+    )
     if encoding not in _WINDOW_BITS:
         return body
     if len(body) <= _SMALL:
         return decompress(body, encoding, limit)
     return await asyncio.to_thread(decompress, body, encoding, limit)
+
+
+async def _receive_in_time(receive: Receive) -> Message:
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            return await receive()
+    except TimeoutError:
+        raise ServingError(Code.DEADLINE, f"nothing of the request body came for {_PATIENCE:g} s") from None
 
 
 def decompress(body: bytes, encoding: bytes, limit: int) -> bytes:

@@ -6,13 +6,18 @@ the event loop: together more than a small model's whole request.
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from gateway.http_body import Header, Scope
+from gateway.http_body import App, Header, Message, Receive, Scope, Send
+from gateway.http_parser import Parser
 from gateway.joined_writes import JoinedWrites, TurnEnd
+from openai_api.http import DROP_CONNECTION
 from openai_api.sse import WRITE_BODY
+
+_HEAD_SECONDS = 60.0  # for a connection to bring the head of a request once it is open or has begun one
 
 
 class Exchange:
@@ -87,11 +92,17 @@ class HttpProtocol(HttpToolsProtocol):
         self._direct = direct
         self._held: tuple[RequestResponseCycle, Any] | None = None
         self._exchange: Exchange | None = None
+        self.parser: Parser = Parser(self)  # type: ignore[assignment]
+        self._awaits_head = True
+        self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(JoinedWrites(transport, self.loop, self._turn_end))  # type: ignore[arg-type]
+        self._time_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._awaits_head = False
+        self._time_head()
         super().connection_lost(exc)
         if self._exchange is not None and self._exchange.call is not None:
             self._exchange.call.client_left()
@@ -100,8 +111,21 @@ class HttpProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._held is not None:
             self._release()
+        if self._awaits_head or self._head_timer is not None:
+            self._time_head()
+
+    def on_message_begin(self) -> None:
+        self._awaits_head = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._awaits_head = False
+        if not self.parser.ignores_upgrade:
+            super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self.parser.ignores_upgrade:
+            return
         super().on_message_complete()
         if self._held is None or self._direct is None:
             return
@@ -132,5 +156,39 @@ class HttpProtocol(HttpToolsProtocol):
         self._start_task(cycle, app)
 
     def _start_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        cycle.scope["extensions"] = {WRITE_BODY: BodyWriter(cycle, self.transport)}  # type: ignore[dict-item, arg-type]
+        cycle.scope["extensions"] = {
+            WRITE_BODY: BodyWriter(cycle, self.transport),  # type: ignore[dict-item, arg-type]
+            DROP_CONNECTION: partial(self._drop, cycle),  # type: ignore[dict-item]
+        }
+        if cycle.scope["http_version"] == "1.0":
+            app = partial(_without_chunks, app, cycle)
         super()._start_asgi_task(cycle, app)
+
+    def _drop(self, cycle: RequestResponseCycle) -> None:
+        cycle.disconnected = True
+        self.transport.abort()
+
+    def _time_head(self) -> None:
+        """Start the timer of a head that is under way, or stop the one whose head has come."""
+        if self._head_timer is None and self._awaits_head:
+            self._head_timer = self.loop.call_later(_HEAD_SECONDS, self.timeout_keep_alive_handler)
+        elif self._head_timer is not None and not self._awaits_head:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+async def _without_chunks(app: App, cycle: RequestResponseCycle, scope: Scope, receive: Receive, send: Send) -> None:
+    """`app` for a client of HTTP/1.0, who takes the end of the connection for that of an answer of unknown length."""
+    ends_by_close = False
+
+    async def send_plainly(message: Message) -> None:
+        nonlocal ends_by_close
+        if message["type"] == "http.response.start":
+            ends_by_close = not any(name.lower() == b"content-length" for name, _ in message["headers"])
+            if ends_by_close:
+                cycle.chunked_encoding = False
+        elif ends_by_close:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    await app(scope, receive, send_plainly)

@@ -57,7 +57,7 @@ class JoinedWrites:
     def write_whole(self, data: bytes) -> None:
         """`data` is all there is to write for now: it leaves at once, after what is held."""
         self.flush()
-        self._transport.write(data)
+        self._pass_on(data)
 
     def close(self) -> None:
         self.flush()
@@ -66,4 +66,8 @@ class JoinedWrites:
     def flush(self) -> None:
         if self._held:
             held, self._held, self._size = self._held, [], 0
-            self._transport.write(held[0] if len(held) == 1 else b"".join(held))
+            self._pass_on(held[0] if len(held) == 1 else b"".join(held))
+
+    def _pass_on(self, data: bytes) -> None:
+        if not self._transport.is_closing():  # else the client has left since this was written
+            self._transport.write(data)

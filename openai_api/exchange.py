@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from backends.api.errors import Code, ServingError
 from openai_api.errors import shutting_down, wire_error
 from openai_api.http import (
+    DROP_CONNECTION,
     ClientGoneError,
     Headers,
     header,
@@ -47,7 +48,9 @@ class Exchange:
         self._send = send
         self._options = options
         self._started = time.monotonic()
-        self._events = EventStream(send, time.monotonic, scope.get("extensions", {}).get(WRITE_BODY))
+        extensions = scope.get("extensions", {})
+        self._events = EventStream(send, time.monotonic, extensions.get(WRITE_BODY))
+        self._drop_connection: Callable[[], None] | None = extensions.get(DROP_CONNECTION)
         self._has_answered = False
         self._work: asyncio.Task[object] | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -100,6 +103,8 @@ class Exchange:
         finally:
             if self._keeper is not None:
                 self._keeper.cancel()
+            if self._is_stuck and self._drop_connection is not None:
+                self._drop_connection()
         took = time.monotonic() - self._started
         fields = {"request": self.id, "path": self.scope["path"], **self.fields, "took_s": took, "end": ending}
         logger.info("answered", extra={"fields": fields})

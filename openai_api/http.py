@@ -12,6 +12,9 @@ from openai_api.errors import error_body, error_headers, wire_error
 
 Headers = list[tuple[bytes, bytes]]
 
+DROP_CONNECTION = "tidegate.drop_connection"
+"""An ASGI extension: a function that ends the connection at once, for an answer that nobody reads."""
+
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 

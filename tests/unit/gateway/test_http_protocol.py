@@ -7,6 +7,7 @@ import pytest
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from gateway import http_protocol
 from gateway.http_body import Receive, Scope, Send
 from gateway.http_protocol import Exchange, HttpProtocol
 from gateway.joined_writes import TurnEnd
@@ -66,6 +67,11 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
     while more:
         message = await receive()
         body, more = body + message.get("body", b""), message.get("more_body", False)
+    if scope["path"] == "/stream":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for part in (b"one ", b"two ", b""):
+            await send({"type": "http.response.body", "body": part, "more_body": bool(part)})
+        return
     headers = [(b"content-length", b"%d" % (len(body) + 4))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": b"app " + body})
@@ -161,3 +167,59 @@ async def test_a_client_that_leaves_after_its_answer_is_nobodys_business(connect
     await connection.feed(HEAD + b"\r\nbody")
     connection.leave()
     assert connection.direct.num_left == 0
+
+
+UPGRADES = [
+    b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n",
+    b"connection: upgrade\r\nupgrade: websocket\r\n",
+]
+
+
+@pytest.mark.parametrize("asked", UPGRADES)
+@pytest.mark.parametrize("path", [b"/direct", b"/other"])
+async def test_an_upgrade_is_ignored_and_the_body_read(connection: Connection, path: bytes, asked: bytes) -> None:
+    request = HEAD.replace(b"/direct", path) + asked + b"\r\nbody"
+    for count in (1, 2):
+        written = await connection.feed(request)
+        assert written.count(b"HTTP/1.1 200 OK") == count
+        assert written.endswith(b" body")
+
+
+@pytest.mark.parametrize("cut", range(1, 120, 3))
+async def test_an_upgrade_is_ignored_wherever_the_request_is_cut(connection: Connection, cut: int) -> None:
+    request = HEAD + UPGRADES[0] + b"\r\nbody"
+    written = await connection.feed(request[:cut], request[cut:], HEAD + b"\r\nnext")
+    assert written.index(b" body") < written.index(b" next")
+    assert written.count(b"HTTP/1.1 200 OK") == 2
+
+
+async def test_a_connect_is_answered_and_changes_nothing(connection: Connection) -> None:
+    written = await connection.feed(b"CONNECT x:80 HTTP/1.1\r\nhost: x:80\r\n\r\n")
+    assert written.count(b"HTTP/1.1 ") == 1
+
+
+async def test_an_answer_of_unknown_length_to_http_1_0_ends_with_the_connection(connection: Connection) -> None:
+    written = await connection.feed(b"GET /stream HTTP/1.0\r\n\r\n")
+    head, _, body = written.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert body == b"one two "
+    assert connection.wire.is_closed
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /other HT", b"POST /other HTTP/1.1\r\nhost: x"])
+async def test_a_head_that_does_not_come_ends_the_connection(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "_HEAD_SECONDS", 0.0)
+    opened = Connection()
+    await opened.feed(*[sent] * bool(sent))
+    assert opened.wire.is_closed
+    opened.leave()
+
+
+async def test_a_head_that_has_come_leaves_the_body_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "_HEAD_SECONDS", 0.0)
+    opened = Connection()
+    opened.protocol.data_received(HEAD + b"\r\nbo")
+    await opened.feed()
+    assert not opened.wire.is_closed
+    assert (await opened.feed(b"dy")).endswith(b"app body")
+    opened.leave()

@@ -19,6 +19,9 @@ class Wire(asyncio.Transport):
         assert not self.is_closed
         self.pieces.append(bytes(data))
 
+    def is_closing(self) -> bool:
+        return self.is_closed
+
     def close(self) -> None:
         self.is_closed = True
 
@@ -48,6 +51,16 @@ async def test_closing_sends_what_was_written_before() -> None:
     await asyncio.sleep(0)
     assert wire.pieces == [b"last words"]
     assert wire.is_closed
+
+
+async def test_what_is_held_for_a_client_who_leaves_is_let_go() -> None:
+    wire = Wire()
+    transport = JoinedWrites(wire, asyncio.get_running_loop(), TurnEnd())
+    transport.write(b"too late")
+    wire.close()
+    await asyncio.sleep(0)
+    transport.write_whole(b"later still")
+    assert wire.pieces == []
 
 
 @given(st.lists(st.one_of(st.binary(max_size=40_000), st.none()), max_size=12))
