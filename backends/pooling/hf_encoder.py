@@ -65,7 +65,9 @@ class HfEncoder:
 
 def _load(folder: Path, dtype: torch.dtype, *, scores: bool) -> Any:
     from transformers import AutoModel, AutoModelForSequenceClassification
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # what an engine prints goes to the log, line by line
     auto = AutoModelForSequenceClassification if scores else AutoModel
     kind = read_json(folder / "config.json").get("model_type")
     try:
