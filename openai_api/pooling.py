@@ -23,6 +23,8 @@ from openai_api.text_endpoints import TextService
 
 Prepare = Callable[[PoolingTextModel], "Prepared"]
 
+_INLINE_VALUES = 16_384  # of an answer, which are written in under a millisecond
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -38,7 +40,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """`vectors` (rows, dimension) float32. `usage` is the answer's object of that name."""
+    """`vectors` (rows, dimension) float32."""
 
     identity: Identity
     model: PoolingTextModel
@@ -47,6 +49,7 @@ class Pooled:
 
     @property
     def usage(self) -> dict[str, object]:
+        """The answer's member of that name."""
         return {"prompt_tokens": self.num_tokens, "total_tokens": self.num_tokens}
 
 
@@ -155,6 +158,3 @@ async def off_loop_if_large(service: TextService, pooled: Pooled, write: Callabl
     if pooled.vectors.size <= _INLINE_VALUES:
         return write(pooled)
     return await asyncio.get_running_loop().run_in_executor(service.workers, write, pooled)
-
-
-_INLINE_VALUES = 16_384  # of an answer: under a millisecond

@@ -29,7 +29,7 @@ from scheduler.frames import (
     commands_decoder,
     encode,
 )
-from scheduler.pooling_engine import PoolingEngine
+from scheduler.pooling_engine import PoolingEngine, measured_pace
 from scheduler.stepped_engine import SteppedEngine
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,8 @@ def run(spec: EngineSpec, link: Link) -> int:
 
 def _load(spec: EngineSpec, link: Link) -> SteppedEngine:
     if spec.pools:
-        return PoolingEngine(spec.load_pooling_runner(), spec.options)
+        pooler = spec.load_pooling_runner()
+        return PoolingEngine(pooler, spec.options, seconds_per_token=measured_pace(pooler))
     runner = spec.load_runner(lambda what, done, total: link.send(Progress(what, done, total)))
     link.send(Progress("warm-up"))
     times = calibrate(runner, spec.options)

@@ -19,6 +19,7 @@ from scheduler.pooling_plan import PoolingQueue, due_times, token_budget
 log = logging.getLogger(__name__)
 
 _SMOOTHING = 0.2
+_PACE_TOKENS = 128
 
 
 @dataclass(slots=True, eq=False)
@@ -46,8 +47,14 @@ class PoolingEngine:
     """
 
     def __init__(
-        self, runner: PoolingRunner, options: EngineOptions, *, clock: Callable[[], float] = time.monotonic
+        self,
+        runner: PoolingRunner,
+        options: EngineOptions,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        seconds_per_token: float = 0.0,
     ) -> None:
+        """`seconds_per_token` is what is known of the runner before its first step, see `measured_pace`."""
         self._runner = runner
         self._options = options
         self._clock = clock
@@ -58,7 +65,7 @@ class PoolingEngine:
         self._has_news = False  # requests left since the last frame told of them
         self._num_failures = 0  # failed steps in a row
         self._num_steps = self._num_tokens = 0
-        self._seconds_per_token = 0.0
+        self._seconds_per_token = seconds_per_token
 
     @property
     def limits(self) -> EngineLimits:
@@ -196,3 +203,13 @@ class PoolingEngine:
             step_tokens=num_tokens,
             seconds_per_token=self._seconds_per_token,
         )
+
+
+def measured_pace(runner: PoolingRunner, clock: Callable[[], float] = time.monotonic) -> float:
+    """Seconds a token takes in a batch of some size: without it, the first large request would be done at one go."""
+    length = min(_PACE_TOKENS, runner.max_model_len)
+    rows = [Row([0] * length, length)] * (_PACE_TOKENS // length)
+    runner.run(rows)  # the first of its size may make kernels
+    start = clock()
+    runner.run(rows)
+    return (clock() - start) / (length * len(rows))

@@ -64,10 +64,14 @@ class HfEncoder:
 
 
 def _load(folder: Path, dtype: torch.dtype, *, scores: bool) -> Any:
-    from transformers import AutoModel, AutoModelForSequenceClassification
+    from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTextEncoding
+    from transformers.utils.logging import disable_progress_bar
 
-    auto = AutoModelForSequenceClassification if scores else AutoModel
-    kind = read_json(folder / "config.json").get("model_type")
+    disable_progress_bar()  # what an engine prints goes to the log, line by line
+    config = read_json(folder / "config.json")
+    auto, kind = AutoModelForSequenceClassification if scores else AutoModel, config.get("model_type")
+    if config.get("is_encoder_decoder") and not scores:
+        auto = AutoModelForTextEncoding  # the encoder alone, as of T5
     try:
         model, info = auto.from_pretrained(
             folder,

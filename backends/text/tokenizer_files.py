@@ -18,6 +18,14 @@ _GGUF_ROLES = {
     "unknown": "unk_token",
     "padding": "pad_token",
 }
+_SLOW_FILES = (
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "tiktoken.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -95,10 +103,8 @@ def _backend(folder: Path) -> tokenizers.Tokenizer:
 
 
 def _converted(folder: Path) -> tokenizers.Tokenizer:
-    """From the files of a slow tokenizer (SentencePiece), which only transformers knows to read."""
-    if not any(
-        (folder / name).exists() for name in ("tokenizer.model", "vocab.json", "tiktoken.model", "spiece.model")
-    ):
+    """From the files of a slow tokenizer (SentencePiece, WordPiece), which only transformers knows to read."""
+    if not any((folder / name).exists() for name in _SLOW_FILES):
         raise ServingError(Code.NOT_FOUND, f"tokenizer: '{folder}' holds neither tokenizer.json nor tokenizer.model")
     try:
         from transformers import AutoTokenizer

@@ -63,3 +63,17 @@ def test_validate_knows_the_parameters_of_a_language_model_and_looks_for_its_wei
     config.write_text('backend: "llm"')
     assert run(monkeypatch, "validate", str(tmp_path)) == 1
     assert "expected config.json or a .gguf file" in capsys.readouterr().out
+
+
+def test_validate_knows_the_parameters_of_an_embedding_model_and_reads_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    config = tmp_path / "m" / "config.pbtxt"
+    config.write_text('backend: "pooling" parameters { key: "poling" value { string_value: "cls" } }')
+    assert run(monkeypatch, "validate", str(tmp_path)) == 1
+    assert "unknown parameter 'poling', did you mean 'pooling'?" in capsys.readouterr().out
+    config.write_text('backend: "pooling"')
+    (tmp_path / "m" / "1" / "config.json").write_text('{"model_type": "bert"}')
+    assert run(monkeypatch, "validate", str(tmp_path)) == 1
+    assert "field 'hidden_size': expected an integer, got nothing" in capsys.readouterr().out

@@ -63,6 +63,14 @@ def test_a_folder_of_weights_is_a_language_model_that_places_itself(tmp_path: Pa
     assert config.instance_groups == (InstanceGroup("m_0", "KIND_MODEL", 1),)
 
 
+def test_a_folder_of_sentence_transformers_is_a_pooling_model_that_places_itself(tmp_path: Path) -> None:
+    for file in ("config.json", "model.safetensors", "modules.json"):
+        (tmp_path / file).touch()
+    config = complete(ModelConfig(""), "m", [tmp_path])
+    assert config.backend == "pooling"
+    assert config.instance_groups == (InstanceGroup("m_0", "KIND_MODEL", 1),)
+
+
 @pytest.mark.parametrize(
     ("config", "text"),
     [

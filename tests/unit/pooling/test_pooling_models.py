@@ -76,6 +76,15 @@ def test_a_causal_model_is_pooled_at_its_last_token(make):
         np.testing.assert_allclose(vector, alone(model, row, "last", with_types=False), atol=1e-5)
 
 
+def test_of_a_model_with_a_decoder_the_encoder_is_pooled(make):
+    folder, model = make("t5", d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
+    rows = ragged(10, 8)
+    for row, vector in zip(rows, load_runner(folder, PoolingOptions()).run(rows), strict=True):
+        with torch.no_grad():
+            mean = model.encoder(input_ids=torch.tensor([row.tokens])).last_hidden_state[0].mean(0)
+        np.testing.assert_allclose(vector, mean / mean.norm(), atol=1e-5)
+
+
 @pytest.mark.parametrize(("family", "changes"), [("bert", {"hidden_act": "relu"}), ("bert", {"hidden_act": "silu"})])
 def test_other_activations(make, family, changes):
     folder, model = make(family, **changes)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.api.errors import ServingError
-from backends.pooling.tokenizer import Truncation, longest_first
+from backends.pooling.tokenizer import Truncation, load_pooling_tokenizer, longest_first
 from tests.fakes.pooling_runner import CLS, SEP, toy_tokenizer
 
 TOKENIZER = toy_tokenizer()
@@ -51,6 +51,16 @@ def test_pairs_are_cut_as_the_library_cuts_them(first, second, keep):
     backend.enable_truncation(keep + 3, strategy="longest_first")
     types = backend.encode("a" * first, "a" * second).type_ids
     assert lengths == (types.count(0) - 2, types.count(1) - 1)
+
+
+def test_a_vocabulary_of_a_line_a_word_is_read_as_transformers_reads_it(tmp_path):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "high", "tide", "##s", "is", "?"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": true}')
+    tokenizer = load_pooling_tokenizer(tmp_path)
+    assert tokenizer.encode(["High tides?"])[0].tokens == [2, 5, 6, 7, 9, 3]
+    assert tokenizer.encode_pairs([("high", "tide is")])[0] == ([2, 5, 3, 6, 8, 3], 3)
 
 
 def test_text_that_is_no_unicode_is_refused():

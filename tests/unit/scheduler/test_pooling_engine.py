@@ -12,7 +12,7 @@ from backends.pooling.runner import Row
 from scheduler.engine_errors import EngineBrokenError
 from scheduler.engine_options import EngineOptions
 from scheduler.frames import Commands, NewRequest, StepFrame
-from scheduler.pooling_engine import PoolingEngine
+from scheduler.pooling_engine import PoolingEngine, measured_pace
 from scheduler.pooling_plan import STEP_SECONDS, PoolingQueue, due_times, token_budget
 from tests.fakes.pooling_runner import DIMENSION, MAX_LEN, FakePoolingRunner, expected_vector
 from tests.fakes.token_runner import FakeClock
@@ -112,9 +112,10 @@ def collect(frame: StepFrame, ended: dict[int, object]) -> None:
 
 def test_a_single_text_passes_the_rest_of_a_large_request_and_the_large_one_is_not_starved():
     runner = TimedRunner()
-    engine = PoolingEngine(runner, EngineOptions(max_num_seqs=1, max_num_batched_tokens=64), clock=runner.clock)
-    engine.add(request(1, [[1] * 10], runner.clock.now))
-    engine.step()  # now it knows how long a token takes
+    options = EngineOptions(max_num_seqs=1, max_num_batched_tokens=64)
+    pace = measured_pace(runner, runner.clock)
+    assert pace == pytest.approx(0.001)
+    engine = PoolingEngine(runner, options, clock=runner.clock, seconds_per_token=pace)
     engine.add(request(2, [[2] * 10] * 100, runner.clock.now))
     ends: list[int] = []
     for number in range(3, 100):
