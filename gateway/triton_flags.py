@@ -38,6 +38,11 @@ ONLY_OFF = {
 }
 """Flag -> why it can only be false."""
 
+REFUSED = {
+    "host-policy": "instances are not tied to processors here; taskset or numactl can tie the whole server",
+}
+"""Flag -> why it is not taken, and what to do instead."""
+
 RENAMED = {
     "trace-file": "--trace-config=triton,file={}",
     "trace-level": "--trace-config=level={}",
@@ -61,6 +66,8 @@ def translate(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     while rest:
         argument = rest.popleft()
         name, _, value = argument.removeprefix("--").partition("=")
+        if argument.startswith("--") and name in REFUSED:
+            raise SettingsError(f"--{name}: {REFUSED[name]}")
         if not argument.startswith("--") or name not in {*WITHOUT_EFFECT, *ONLY_OFF, *RENAMED}:
             kept.append(argument)
             continue

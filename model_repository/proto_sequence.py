@@ -1,6 +1,6 @@
 """The sequence batching part of `ModelConfig` to and from protobuf: strategies, controls and implicit state."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 from tritonclient.grpc import model_config_pb2 as pb
 
@@ -28,7 +28,7 @@ def sequence_from_proto(message: Any, model: str) -> SequenceBatching:
         controls=tuple(
             _control_from_proto(tensor.name, control, model)
             for tensor in message.control_input
-            for control in tensor.control
+            for control in tensor.control or _no_control(tensor.name, model)
         ),
         states=tuple(_state_from_proto(state) for state in message.state),
         iterative_sequence=message.iterative_sequence,
@@ -144,6 +144,10 @@ def _state_to_proto(state: SequenceState) -> Any:
 
 def _quoted(names: dict[str, str]) -> str:
     return ", ".join(f"'{name}'" for name in names)
+
+
+def _no_control(name: str, model: str) -> NoReturn:
+    raise _bad_control(f"sequence batching control tensor '{name}' specifies no control for {model}")
 
 
 def _bad_control(text: str) -> ServingError:

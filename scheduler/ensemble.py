@@ -15,7 +15,8 @@ from backends.api.statistics import Failure, ModelStatistics
 from backends.api.tensor import Tensor
 from scheduler.dynamic import STOPPING
 from scheduler.ensemble_graph import EnsembleGraph
-from scheduler.ensemble_run import EnsembleParts, EnsembleRun, Find, sequence_parameters
+from scheduler.ensemble_parts import EnsembleParts, Find, sequence_parameters
+from scheduler.ensemble_run import EnsembleRun
 from scheduler.merge import BatchLayout
 from scheduler.response_cache import ResponseCache, key_of
 

@@ -6,18 +6,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
-from backends.api.base import LiveModel
 from backends.api.checks import check_inputs, check_outputs
 from backends.api.errors import Code, ServingError
-from backends.api.model_config import ModelConfig
-from backends.api.request import InferenceRequest, InferenceResponse, Parameter, RequestedOutput, Times
-from scheduler.ensemble_graph import EnsembleGraph, Step
+from backends.api.request import InferenceRequest, InferenceResponse, RequestedOutput, Times
+from scheduler.ensemble_graph import Step
+from scheduler.ensemble_parts import EnsembleParts, sequence_parameters
 from scheduler.ensemble_walk import Act, Answer, Call, Walk
-from scheduler.merge import BatchLayout, Part
+from scheduler.merge import Part
 
 _LOG = logging.getLogger(__name__)
 _SLOW_READER = 256  # answers that wait for the caller, past which no more are made
@@ -26,43 +23,6 @@ _LOOK_AGAIN = 0.01  # seconds until a slow reader is looked at again
 
 OnEnd = Callable[["EnsembleRun", ServingError | InferenceResponse | None], None]
 """What ended the request: an error, its one answer, or None where several answers went before."""
-
-
-def sequence_parameters(request: InferenceRequest) -> dict[str, Parameter]:
-    """What every answer of an ensemble carries in Triton, sequence or not."""
-    return {
-        "sequence_id": request.sequence_id,
-        "sequence_start": request.sequence_start,
-        "sequence_end": request.sequence_end,
-    }
-
-
-class Find(Protocol):
-    """The live model of a step's name, version ("" the newest) and namespace ("" where it names none).
-
-    Also while the server stops. Raises ServingError.
-    """
-
-    def __call__(self, name: str, version: str, *, namespace: str) -> LiveModel: ...
-
-
-@dataclass(frozen=True, slots=True)
-class EnsembleParts:
-    """What all requests of an ensemble share."""
-
-    graph: EnsembleGraph
-    config: ModelConfig
-    version: str
-    find: Find
-    layout: BatchLayout
-
-    def live_model(self, step: Step) -> LiveModel:
-        """Raises ServingError."""
-        return self.find(step.model, step.version, namespace=step.namespace)
-
-    @property
-    def has_reshaped_outputs(self) -> bool:
-        return any(spec.reshape is not None for spec in self.config.outputs)
 
 
 class _Running:

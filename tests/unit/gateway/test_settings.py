@@ -1,10 +1,106 @@
 """Settings from flags and environment."""
 
+import dataclasses
+
 import pytest
 
 from gateway.flags import from_arguments, parser
 from gateway.settings import Settings, SettingsError
-from gateway.triton_flags import translate
+from gateway.triton_flags import ONLY_OFF, REFUSED, RENAMED, WITHOUT_EFFECT, translate
+
+# every flag of tritonserver (triton spec 7.1)
+TRITON_FLAGS = [
+    "id",
+    "exit-timeout-secs",
+    "model-repository",
+    "model-store",
+    "model-control-mode",
+    "repository-poll-secs",
+    "load-model",
+    "model-config-name",
+    "model-load-thread-count",
+    "model-load-retry-count",
+    "model-load-gpu-limit",
+    "model-namespacing",
+    "exit-on-error",
+    "strict-readiness",
+    "disable-auto-complete-config",
+    "strict-model-config",
+    "allow-http",
+    "http-address",
+    "http-port",
+    "reuse-http-port",
+    "http-thread-count",
+    "http-max-input-size",
+    "http-header-forward-pattern",
+    "http-restricted-api",
+    "allow-grpc",
+    "grpc-address",
+    "grpc-port",
+    "reuse-grpc-port",
+    "grpc-header-forward-pattern",
+    "grpc-infer-thread-count",
+    "grpc-infer-allocation-pool-size",
+    "grpc-max-response-pool-size",
+    "grpc-use-ssl",
+    "grpc-use-ssl-mutual",
+    "grpc-server-cert",
+    "grpc-server-key",
+    "grpc-root-cert",
+    "grpc-infer-response-compression-level",
+    "grpc-keepalive-time",
+    "grpc-keepalive-timeout",
+    "grpc-keepalive-permit-without-calls",
+    "grpc-http2-max-pings-without-data",
+    "grpc-http2-min-recv-ping-interval-without-data",
+    "grpc-http2-max-ping-strikes",
+    "grpc-max-connection-age",
+    "grpc-max-connection-age-grace",
+    "grpc-restricted-protocol",
+    "allow-metrics",
+    "allow-gpu-metrics",
+    "allow-cpu-metrics",
+    "metrics-address",
+    "metrics-port",
+    "metrics-interval-ms",
+    "metrics-config",
+    "log-verbose",
+    "log-info",
+    "log-warning",
+    "log-error",
+    "log-format",
+    "log-file",
+    "trace-config",
+    "trace-file",
+    "trace-level",
+    "trace-rate",
+    "trace-count",
+    "trace-log-frequency",
+    "cache-config",
+    "cache-directory",
+    "response-cache-byte-size",
+    "rate-limit",
+    "rate-limit-resource",
+    "buffer-manager-thread-count",
+    "host-policy",
+    "pinned-memory-pool-byte-size",
+    "cuda-memory-pool-byte-size",
+    "cuda-virtual-address-size",
+    "enable-peer-access",
+    "min-supported-compute-capability",
+    "allow-client-shm",
+    "backend-directory",
+    "backend-config",
+    "repoagent-directory",
+    "allow-sagemaker",
+    "sagemaker-port",
+    "sagemaker-safe-port-range",
+    "sagemaker-thread-count",
+    "allow-vertex-ai",
+    "vertex-ai-port",
+    "vertex-ai-thread-count",
+    "vertex-ai-default-model",
+]
 
 
 def test_defaults_are_those_of_the_class() -> None:
@@ -70,6 +166,17 @@ def test_flags_of_triton_that_change_nothing_are_taken_with_a_note() -> None:
         "--http-thread-count has no effect: one event loop serves HTTP",
         "--grpc-infer-thread-count has no effect: calls take no thread each",
     ]
+
+
+@pytest.mark.parametrize("name", TRITON_FLAGS)
+def test_every_flag_of_triton_is_a_setting_or_has_an_answer(name: str) -> None:
+    settings = {field.name.replace("_", "-") for field in dataclasses.fields(Settings)} | {"model-store"}
+    assert name in {*settings, *WITHOUT_EFFECT, *ONLY_OFF, *REFUSED, *RENAMED}
+
+
+def test_instances_cannot_be_tied_to_processors() -> None:
+    with pytest.raises(SettingsError, match="--host-policy: instances are not tied to processors here; taskset"):
+        translate(["--host-policy=p,cpu-cores=0-1"])
 
 
 def test_older_names_of_triton_s_flags_stand_for_the_new_ones() -> None:
