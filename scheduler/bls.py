@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from backends.api.base import LiveModel
 from backends.api.checks import check_inputs, check_outputs
 from backends.api.errors import Code, ServingError
+from backends.api.request import InferenceResponse
 from backends.python.calls import NestedCall
 from scheduler.stalls import Work, is_stuck
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from backends.python.runs import Run
 
 _LOG = logging.getLogger(__name__)
+CLOSING = "closing"  # the reason of a model that refuses because it is being unloaded or replaced
 
 
 class Models(Protocol):
@@ -40,7 +43,8 @@ class _Waits:
 
 
 class ModelCalls:
-    """The `Services` of every custom model of a server.
+    """The `Services` of every custom model of a server. A call for one answer of a model that takes requests on any thread
+    never sees the event loop: it is asked on the caller's thread, and delivers on its own.
 
     A nested call has the deadline of the requests it serves and is cancelled when the last of them is. A call that
     blocks its caller's instance is refused when it could never be answered, because all instances that could answer
@@ -51,9 +55,23 @@ class ModelCalls:
         self._models = models
         self._loop = loop
         self._tasks: set[asyncio.Task[None]] = set()
+        self._lock = threading.Lock()  # whoever looks at what waits for what must also have his own wait in it
         self._waits: dict[tuple[PythonInstance, int], _Waits] = {}  # by the execution that waits
 
     def call(self, call: NestedCall) -> None:
+        try:
+            model = self._models.find(call.request.model, call.request.version)
+            if getattr(model, "infers_on_any_thread", False) and not call.decoupled:
+                self._ask(call, model)
+                return
+        except ServingError as error:
+            if error.reason != CLOSING:
+                call.deliver(error, True)
+                return
+            # replaced since it was found: on the loop nothing comes between
+        except Exception as error:
+            call.deliver(_unexpected(error), True)
+            return
         self._on_loop(partial(self._run, call), lambda error: call.deliver(error, True))
 
     def control(
@@ -80,30 +98,53 @@ class ModelCalls:
         except RuntimeError:  # the loop is closed
             failed(ServingError(Code.UNAVAILABLE, "the server is stopping"))
 
+    def _ask(self, call: NestedCall, model: LiveModel) -> None:
+        """On the caller's thread. Raises ServingError, and has delivered nothing then."""
+        stream = call.request.stream
+        _check(call, model)
+        self._begin_wait(call, model)
+        try:
+            _cancel_with_parents(call)
+            model.infer(call.request)
+        except BaseException:
+            self._end_wait(call)
+            raise
+
+        def deliver() -> None:
+            self._end_wait(call)
+            outcome: InferenceResponse | ServingError | None
+            try:
+                outcome = next(iter(stream.poll()), None)
+            except ServingError as error:
+                outcome = error
+            call.deliver(outcome, True)
+
+        stream.notify(deliver)
+
     async def _run(self, call: NestedCall) -> None:
         request = call.request
         model = self._models.find(request.model, request.version)
-        if model.config.decoupled and not call.decoupled:
-            raise ServingError(
-                Code.INVALID,
-                f"Model {request.model} is using the decoupled. The current BLS request call doesn't support models "
-                "using the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or "
-                "'async_exec' calls for decoupled models.'",
-            )
-        check_inputs(request.inputs, model.config, request.label)
-        check_outputs((output.name for output in request.outputs), model.config)
-        execution = (call.caller, call.run)
-        if call.blocks:
-            self._check_answerable(call, model)
-            self._waits[execution] = _Waits(call, model)
+        _check(call, model)
+        self._begin_wait(call, model)
         try:
             _cancel_with_parents(call)
             model.infer(request)
             await self._relay(call)
         finally:
             request.stream.cancel("the caller has ended")
-            if call.blocks:
-                self._waits.pop(execution, None)
+            self._end_wait(call)
+
+    def _begin_wait(self, call: NestedCall, model: LiveModel) -> None:
+        """Raises ServingError(UNAVAILABLE) for a call that would wait for itself."""
+        if call.blocks:
+            with self._lock:
+                self._check_answerable(call, model)
+                self._waits[call.caller, call.run] = _Waits(call, model)
+
+    def _end_wait(self, call: NestedCall) -> None:
+        if call.blocks:
+            with self._lock:
+                self._waits.pop((call.caller, call.run), None)
 
     async def _relay(self, call: NestedCall) -> None:
         room = asyncio.Event()
@@ -175,14 +216,32 @@ class ModelCalls:
         return [(instance, run.number) for instance, run in runs]
 
 
+def _check(call: NestedCall, model: LiveModel) -> None:
+    """Raises ServingError(INVALID) for a request that the model cannot take, or not in this way."""
+    request = call.request
+    if model.config.decoupled and not call.decoupled:
+        raise ServingError(
+            Code.INVALID,
+            f"Model {request.model} is using the decoupled. The current BLS request call doesn't support models "
+            "using the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or "
+            "'async_exec' calls for decoupled models.'",
+        )
+    check_inputs(request.inputs, model.config, request.label)
+    check_outputs((output.name for output in request.outputs), model.config)
+
+
+def _unexpected(error: Exception) -> ServingError:
+    _LOG.exception("a custom model's call failed")
+    return ServingError(Code.INTERNAL, f"the call failed: {error}")
+
+
 async def _guarded(act: Callable[[], Awaitable[None]], failed: Callable[[ServingError], None]) -> None:
     try:
         await act()
     except ServingError as error:
         failed(error)
     except Exception as error:
-        _LOG.exception("a custom model's call failed")
-        failed(ServingError(Code.INTERNAL, f"the call failed: {error}"))
+        failed(_unexpected(error))
     except asyncio.CancelledError:
         failed(ServingError(Code.UNAVAILABLE, "the server is stopping"))
         raise

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from backends.python.arena import Arena
-from backends.python.frames import PREFIX, Free, decode, encode
+from backends.python.frame_codec import PREFIX, decode, encode
+from backends.python.frames import Free
 from backends.python.packing import Packer, Unpacker
 
 Handler = Callable[[Any, Unpacker], None]

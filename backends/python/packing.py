@@ -9,7 +9,8 @@ import numpy as np
 
 from backends.api.tensor import NUMPY_DTYPES
 from backends.python.arena import Arena
-from backends.python.frames import FrameError, TensorFrame
+from backends.python.frame_codec import FrameError
+from backends.python.frames import TensorFrame
 
 INLINE = 64 * 1024  # bytes; larger tensors go through shared memory
 _LENGTH = struct.Struct("<I")

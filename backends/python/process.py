@@ -17,7 +17,8 @@ import numpy as np
 
 from backends.python import arena
 from backends.python.arena import Arena
-from backends.python.frames import MAX_HEADER, PREFIX, FrameError, Free, decode, encode
+from backends.python.frame_codec import MAX_HEADER, PREFIX, FrameError, decode, encode
+from backends.python.frames import Free
 from backends.python.packing import Packer, Unpacker
 
 _ROOT = Path(__file__).resolve().parents[2]

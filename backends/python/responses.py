@@ -3,7 +3,8 @@
 from backends.api.errors import Code, ServingError
 from backends.api.request import InferenceResponse, Parameter
 from backends.api.tensor import Tensor
-from backends.python.frames import ErrorFrame, FrameError, ParameterValue, ResponseFrame, TensorFrame
+from backends.python.frame_codec import FrameError
+from backends.python.frames import ErrorFrame, ParameterValue, ResponseFrame, TensorFrame
 from backends.python.packing import Packer, Unpacker
 
 

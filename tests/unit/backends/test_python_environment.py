@@ -10,7 +10,8 @@ import pytest
 
 from backends.api.errors import Code, ServingError
 from backends.python.environment import Environments
-from backends.python.frames import Batch, Call, RequestFrame, ResponseFrame, TensorFrame, Work, rebuild
+from backends.python.frame_codec import rebuild
+from backends.python.frames import Batch, Call, RequestFrame, ResponseFrame, TensorFrame, Work
 from tests.unit.backends.python_models import ONE_INT, ask, loaded
 
 WHERE = """

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from backends.python import arena
 from backends.python.arena import Arena
 from backends.python.dlpack import _exported
-from backends.python.frames import FrameError, TensorFrame
+from backends.python.frame_codec import FrameError
+from backends.python.frames import TensorFrame
 from backends.python.packing import INLINE, Packer, Unpacker, join_strings, split_strings
 from backends.python.pb_tensor import Tensor, TritonModelException
 
