@@ -5,9 +5,11 @@ How the config's names reach the model: `INPUT__0` is argument 0 and `OUTPUT__0`
 its outputs itself. Otherwise the order in the config is the order of the arguments and results.
 """
 
+import logging
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,15 @@ from backends.api.tensor import Tensor
 from backends.torch_program import Program, model_file, open_program
 
 _INDEXED = re.compile(r".+__(\d+)|(?:ARGS|RESULT)\[(\d+)\]")
+_LOG = logging.getLogger(__name__)
+_NO_EFFECT = {
+    "ENABLE_WEIGHT_SHARING": "instances on one device always share their weights",
+    "ENABLE_JIT_EXECUTOR": "torch chooses its executor itself",
+    "ENABLE_JIT_PROFILING": "torch chooses its executor itself",
+    "DISABLE_CUDNN": "cuDNN is the process' own, not a model's",
+    "TORCH_COMPILE_OPTIONAL_PARAMETERS": "models run as they were saved",
+}
+"""Parameters of Triton's backend -> why they change nothing."""
 _KEYWORD = re.compile(r"KWARGS\[['\"]?(\w+)['\"]?\]")
 
 
@@ -65,13 +76,17 @@ class TorchInstance:
         self._device = program.device
         self._slots = input_slots(config.inputs, program)
         self._outputs = config.outputs
-        self._guard = torch.no_grad if config.parameters.get("INFERENCE_MODE") == "false" else torch.inference_mode
-        self._cleans = config.parameters.get("ENABLE_CACHE_CLEANING") == "true" and program.device.type == "cuda"
+        self._guard = torch.inference_mode if _is_on(config, "INFERENCE_MODE", default=True) else torch.no_grad
+        is_plain = _is_on(config, "DISABLE_OPTIMIZED_EXECUTION")
+        self._execution: Callable[[], AbstractContextManager[None]] = _unoptimized if is_plain else nullcontext
+        self._cleans = _is_on(config, "ENABLE_CACHE_CLEANING") and program.device.type == "cuda"
+        for name in _NO_EFFECT.keys() & config.parameters.keys():
+            _LOG.info("model '%s': parameter %s has no effect: %s", config.name, name, _NO_EFFECT[name])
 
     def execute(self, inputs: dict[str, Tensor], outputs: Sequence[str]) -> dict[str, Tensor]:
         assert self._program is not None
         positional, named = self._arguments(self._program, inputs)
-        with self._guard():
+        with self._guard(), self._execution():
             try:
                 result = self._program.call(*positional, **named)
             except Exception as error:  # torch has no base of its own
@@ -162,17 +177,42 @@ def pytorch(config: ModelConfig, folder: Path, settings: Mapping[str, str]) -> T
     return TorchBackend(config, folder)
 
 
+def _unoptimized() -> AbstractContextManager[None]:
+    context: AbstractContextManager[None] = torch.jit.optimized_execution(False)
+    return context
+
+
 def _set_threads(config: ModelConfig) -> None:
-    """Thread counts are torch's own, one for the process: the model loaded last has the word."""
+    """Thread counts are torch's own, one for the process: the model loaded last has the word, with those between
+    operations the first."""
     for name in ("INTRA_OP_THREAD_COUNT", "NUM_THREADS"):
-        text = config.parameters.get(name)
-        if text is None:
-            continue
-        if not text.isdigit() or int(text) < 1:
-            raise ServingError(
-                Code.INVALID, f"model '{config.name}': parameter '{name}' must be a positive integer, got '{text}'"
-            )
-        torch.set_num_threads(int(text))
+        if (count := _thread_count(config, name)) is not None:
+            torch.set_num_threads(count)
+    for name in ("INTER_OP_THREAD_COUNT", "NUM_INTEROP_THREADS"):
+        count = _thread_count(config, name)
+        if count is not None and count != torch.get_num_interop_threads():
+            try:
+                torch.set_num_interop_threads(count)
+            except RuntimeError:  # only once, and before anything has run
+                _LOG.warning("model '%s': %s=%d comes too late, torch has begun to run", config.name, name, count)
+
+
+def _thread_count(config: ModelConfig, name: str) -> int | None:
+    text = config.parameters.get(name)
+    if text is not None and (not text.isdigit() or int(text) < 1):
+        raise ServingError(
+            Code.INVALID, f"model '{config.name}': parameter '{name}' must be a positive integer, got '{text}'"
+        )
+    return None if text is None else int(text)
+
+
+def _is_on(config: ModelConfig, name: str, *, default: bool = False) -> bool:
+    text = config.parameters.get(name, str(default)).lower()
+    if text not in ("true", "false"):
+        raise ServingError(
+            Code.INVALID, f"model '{config.name}': parameter '{name}' must be true or false, got '{text}'"
+        )
+    return text == "true"
 
 
 def _to_torch(tensor: Tensor, device: Any) -> Any:

@@ -224,3 +224,28 @@ async def test_a_served_model_answers(tmp_path):
     (response,) = await request.stream.take()
     assert [tensor.as_numpy().tolist() for tensor in response.outputs] == [[[4, 7]], [[2, 3]]]
     await model.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("INFERENCE_MODE", "maybe", "'INFERENCE_MODE' must be true or false, got 'maybe'"),
+        ("DISABLE_OPTIMIZED_EXECUTION", "1", "must be true or false, got '1'"),
+        ("NUM_INTEROP_THREADS", "0", "must be a positive integer, got '0'"),
+    ],
+)
+def test_a_parameter_that_means_nothing_is_refused(tmp_path, name, value, text):
+    with pytest.raises(ServingError, match=text):
+        run(config(parameters={name: value}), script(AddSub(), tmp_path), LEFT, RIGHT)
+
+
+def test_parameters_of_triton_are_taken(tmp_path, caplog):
+    caplog.set_level("INFO")
+    given = {
+        "DISABLE_OPTIMIZED_EXECUTION": "true",
+        "INFERENCE_MODE": "false",
+        "INTER_OP_THREAD_COUNT": str(torch.get_num_interop_threads()),
+        "ENABLE_WEIGHT_SHARING": "true",
+    }
+    assert results(run(config(parameters=given), script(AddSub(), tmp_path), LEFT, RIGHT)) == [[4, 7], [2, 3]]
+    assert "ENABLE_WEIGHT_SHARING has no effect: instances on one device always share" in caplog.text
