@@ -64,7 +64,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 async def measure(targets: Sequence[Target], options: argparse.Namespace) -> dict[str, Any]:
-    """All runs of all targets at every point. Raises ConnectionError for a server that does not answer."""
+    """All runs of all targets at every point; a server that goes down meanwhile is measured no further.
+
+    Raises OSError for one that never answered.
+    """
     shapes = dict(_shape(text) for text in options.shape)
     points = [
         {"target": target.name, "protocol": protocol, "clients": clients, "runs": []}
@@ -74,6 +77,7 @@ async def measure(targets: Sequence[Target], options: argparse.Namespace) -> dic
         if target.grpc or not protocol.startswith("grpc")
     ]
     by_name = {target.name: target for target in targets}
+    lost: set[str] = set()
     settings = {name: value for name, value in vars(options).items() if isinstance(value, int | float | list)}
     host = {
         "system": platform.platform(),
@@ -84,17 +88,31 @@ async def measure(targets: Sequence[Target], options: argparse.Namespace) -> dic
         for group in _groups(points):
             for number in range(options.runs + 1):  # the first warms up and does not count
                 for point in group:
+                    if point["target"] in lost:
+                        continue
                     bar.set_description(f"{point['target']} {point['protocol']} {point['clients']}")
                     target = by_name[point["target"]]
-                    body = make_body(target, point["protocol"], shapes)
-                    numbers = await _run(target, point, body, options, 0.5 if number == 0 else options.seconds)
+                    try:
+                        body = make_body(target, point["protocol"], shapes)
+                        numbers = await _run(target, point, body, options, 0.5 if number == 0 else options.seconds)
+                    except OSError as error:
+                        if not _was_measured(target, points):
+                            raise
+                        lost.add(target.name)
+                        tqdm.write(f"{target.name} is gone: {error}", file=sys.stderr)
+                        continue
                     if number:
                         point["runs"].append(numbers)
                         bar.update()
+    points = [point for point in points if point["runs"]]
     for point in points:
         point["over_runs"] = over_runs(point["runs"])
-    memory = {target.name: Meter(target.http).pss_mb() for target in targets}
+    memory = {target.name: Meter(target.http).pss_mb() for target in targets if target.name not in lost}
     return {"settings": settings, "host": host, "points": points, "pss_mb": memory}
+
+
+def _was_measured(target: Target, points: Sequence[Mapping[str, Any]]) -> bool:
+    return any(point["runs"] for point in points if point["target"] == target.name)
 
 
 async def measure_once(

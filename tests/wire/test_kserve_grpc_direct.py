@@ -142,6 +142,43 @@ def test_stopping_waits_for_an_answer_under_way(stub_of: Callable[[str], Any]) -
     loop.close()
 
 
+def test_a_stream_that_is_open_does_not_keep_the_server_from_stopping(stub_of: Callable[[str], Any]) -> None:
+    done = threading.Event()
+
+    def requests() -> Iterator[Any]:
+        yield message()
+        done.wait(20)
+
+    with grpc_server(service()) as address:
+        answers = stub_of(address).ModelStreamInfer(requests())
+        assert next(answers).infer_response.model_name == "ident"
+    try:
+        with pytest.raises(grpc.RpcError):
+            next(answers)
+    finally:
+        done.set()
+
+
+def test_what_is_no_message_ends_the_stream_with_a_reason(stub_of: Callable[[str], Any]) -> None:
+    with grpc_server(service()) as address, grpc.insecure_channel(address) as channel:
+        raw = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+        good = message().SerializeToString()
+        answers = raw(iter([good, b"\xff\xff", good]), timeout=20)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(answers)
+    assert caught.value.details() == "Exception deserializing request!"
+
+
+def test_a_large_message_in_a_stream_comes_back_whole_and_in_its_turn(stub_of: Callable[[str], Any]) -> None:
+    large, small = message("ident_var", 200_000, "INT32"), message("ident_var", 2, "INT32")
+    large.id, small.id = "large", "small"
+    large.raw_input_contents[0] = np.arange(200_000, dtype=np.int32).tobytes()
+    with grpc_server(service()) as address:
+        answers = list(stub_of(address).ModelStreamInfer(iter([small, large, small]), timeout=20))
+    assert [answer.infer_response.id for answer in answers] == ["small", "large", "small"]
+    assert answers[1].infer_response.raw_output_contents[0] == large.raw_input_contents[0]
+
+
 def test_where_grpc_is_built_otherwise_a_thread_serves_each_call(
     monkeypatch: pytest.MonkeyPatch, stub_of: Callable[[str], Any]
 ) -> None:
