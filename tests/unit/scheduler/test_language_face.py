@@ -1,7 +1,7 @@
 """A language model asked through tensors: names, defaults and answers of Triton's vLLM backend."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -25,6 +25,9 @@ class ScriptedEngine:
 
     def __init__(self, script: Script) -> None:
         self.model = ScriptedModel(script)
+
+    def check_together(self, requests: Sequence[GenerateRequest]) -> None:
+        self.model.check_together(requests)
 
     def generate(self, request: GenerateRequest) -> None:
         self.model.generate(request)
@@ -119,6 +122,15 @@ async def test_several_choices_are_elements_of_one_answer_and_differ_in_their_se
         (response,) = await answers(model, ask("x", {"n": 3, "seed": 7}, exclude_input_in_output=True))
         assert value(response, "text_output") == [b"ab", b"ab", b"ab"]
         assert [request.sampling.seed for request in engine.requests] == [7, 8, 9]
+
+
+async def test_more_choices_than_the_queue_can_hold_are_refused_before_any_is_begun():
+    async with serving(says("ab")) as (model, engine):
+        engine.max_together = 2
+        with pytest.raises(ServingError, match="at most 2") as refused:
+            await answers(model, ask("x", {"n": 3}))
+        assert refused.value.code is Code.INVALID
+        assert engine.requests == []
 
 
 async def test_numbers_may_come_as_text_and_from_request_parameters():
