@@ -39,9 +39,11 @@ class Generation:
 
     def submit(self, model: TextModel) -> None:
         """Give every choice to the engine, or none: raises ServingError as soon as one is refused."""
+        requests = [choice.request for choice in self.choices]
+        model.check_together(requests)
         try:
-            for choice in self.choices:
-                model.generate(choice.request)
+            for request in requests:
+                model.generate(request)
         except ServingError:
             self.close()
             raise

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from backends.api.request import SamplingParams
+from backends.api.request import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY, SamplingParams
 from openai_api.errors import invalid, unsupported
 from openai_api.fields import (
     INT64_MAX,
@@ -115,7 +115,9 @@ def _sampling(fields: Fields, max_tokens: int | None, logprobs: int | None, stre
         top_k=max(0, fields.integer("top_k", -1) or 0),
         top_p=_or(fields.number("top_p", 0, 1, low_is_out=True), 1.0),
         min_p=_or(fields.number("min_p", 0, 1), 0.0),
-        repetition_penalty=_or(fields.number("repetition_penalty", 0, 1e6, low_is_out=True), 1.0),
+        repetition_penalty=_or(
+            fields.number("repetition_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY), 1.0
+        ),
         presence_penalty=_or(fields.number("presence_penalty", -2, 2), 0.0),
         frequency_penalty=_or(fields.number("frequency_penalty", -2, 2), 0.0),
         logit_bias=_logit_bias(fields),

@@ -1,5 +1,6 @@
 """What this face needs of a model that speaks text: a `LiveModel` with a tokenizer, a template and an engine."""
 
+from collections.abc import Sequence
 from typing import Protocol, TypeGuard
 
 from backends.api.base import LiveModel
@@ -21,6 +22,10 @@ class TextModel(LiveModel, Protocol):
 
     @property
     def max_model_len(self) -> int: ...
+
+    def check_together(self, requests: Sequence[GenerateRequest]) -> None:
+        """Raises ServingError(INVALID) for requests of which the model can never have all at once."""
+        ...
 
     def generate(self, request: GenerateRequest) -> None:
         """Take a request; its tokens come on its stream. Raises ServingError if refused at once."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -12,7 +13,7 @@ from backends.api.errors import Code, ServingError
 from backends.api.request import GenerateRequest
 from scheduler.engine_child import EngineChild, ended_error
 from scheduler.engine_observer import EngineObserver
-from scheduler.engine_options import check_request
+from scheduler.engine_options import check_request, check_together
 from scheduler.engine_spec import EngineSpec
 from scheduler.frames import Commands, EngineFrame, EngineLimits, Failure, NewRequest, Progress, StepFrame
 from scheduler.open_requests import OpenRequests
@@ -93,6 +94,10 @@ class EngineClient:
     def seconds_without_step(self) -> float:
         """How long requests have been open without a step: what liveness is judged by. 0.0 while none is open."""
         return self._loop.time() - self._last_progress if len(self._open) else 0.0
+
+    def check_together(self, requests: Sequence[GenerateRequest]) -> None:
+        """Raises ServingError(INVALID) for requests that the queue can never hold at once."""
+        check_together(requests, self._open.options)
 
     def generate(self, request: GenerateRequest) -> None:
         if not self.is_ready or self.limits is None:

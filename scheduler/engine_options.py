@@ -1,6 +1,6 @@
 """An engine's settings, and the check of a request against its limits."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
 import msgspec
@@ -38,6 +38,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
                 f"least 'max_num_seqs' ({options.max_num_seqs}): each running sequence needs a token a step",
             )
         return options
+
+    @property
+    def max_num_open_reqs(self) -> int:
+        """Running and queued together."""
+        return self.max_num_seqs + self.max_num_queued_reqs
 
     @property
     def pace(self) -> Pace:
@@ -82,6 +87,25 @@ def check_request(request: GenerateRequest, limits: EngineLimits) -> None:
     _check_tokens("allowed_token_ids", sampling.allowed_token_ids or (), limits.vocab_size)
     for word in sampling.bad_words:
         _check_tokens("bad_words", word, limits.vocab_size)
+
+
+def check_together(requests: Sequence[GenerateRequest], options: EngineOptions) -> None:
+    """Raises ServingError(INVALID) for requests of one answer that the queue can never hold at once, however idle the
+    engine: all of them are queued before the first one starts."""
+    if len(requests) > options.max_num_open_reqs:
+        raise ServingError(
+            Code.INVALID,
+            f"the request asks for {len(requests)} choices at once, and this model takes at most "
+            f"{options.max_num_open_reqs} (max_num_seqs {options.max_num_seqs} and max_num_queued_reqs "
+            f"{options.max_num_queued_reqs})",
+        )
+    num_tokens = sum(len(request.prompt) for request in requests)
+    if len(requests) > 1 and num_tokens > options.max_num_queued_tokens:
+        raise ServingError(
+            Code.INVALID,
+            f"the prompts of the request's {len(requests)} choices have {num_tokens} tokens together, and this model "
+            f"takes at most {options.max_num_queued_tokens} (max_num_queued_tokens)",
+        )
 
 
 def _check_pooling(prompt: list[int], pooling: Pooling, limits: EngineLimits) -> None:

@@ -120,6 +120,7 @@ class LanguageFace:
         tokens = await self._encode(asked.text, settings)
         choices = self._choices(request, asked, settings, tokens)
         request.times.compute_start = request.times.compute_input_end = time.monotonic()
+        self._model.engine.check_together([choice.request for choice in choices])
         for choice in choices:
             self._model.engine.generate(choice.request)
             started.append(choice.request)

@@ -1,5 +1,6 @@
 """A loaded version of a language model: its engine, and the text side that the fronts use."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,10 @@ class LanguageModel:
     def is_ready(self) -> bool:
         """Whether a request would be taken now: False while its engine restarts."""
         return self.engine.is_ready and not self._closing
+
+    def check_together(self, requests: Sequence[GenerateRequest]) -> None:
+        """Raises ServingError(INVALID) for requests of which the engine can never have all at once."""
+        self.engine.check_together(requests)
 
     def generate(self, request: GenerateRequest) -> None:
         """Take a request; its tokens come on its stream. Raises ServingError if refused at once."""

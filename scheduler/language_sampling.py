@@ -12,7 +12,13 @@ import msgspec
 from msgspec import Meta
 
 from backends.api.errors import Code, ServingError
-from backends.api.request import Parameter, SamplingParams
+from backends.api.request import (
+    MAX_REPETITION_PENALTY,
+    MAX_TEMPERATURE,
+    MIN_REPETITION_PENALTY,
+    Parameter,
+    SamplingParams,
+)
 
 _INT64 = 2**63
 _Count = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -27,11 +33,11 @@ class LanguageSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     n: Annotated[int, Meta(ge=1, le=128)] = 1
     max_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = 16
     min_tokens: _Count = 0
-    temperature: Annotated[float, Meta(ge=0)] = 1.0
+    temperature: Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)] = 1.0
     top_k: Annotated[int, Meta(ge=-1, lt=2**31)] = 0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0)] = 1.0
+    repetition_penalty: Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] = 1.0
     presence_penalty: _Penalty = 0.0
     frequency_penalty: _Penalty = 0.0
     seed: Annotated[int, Meta(ge=-_INT64, le=_INT64 - 1)] | None = None

@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import threading
+from collections.abc import Sequence
 from functools import partial
 
 from backends.api.base import EngineLoad
 from backends.api.errors import Code, ServingError
 from backends.api.request import GenerateRequest
 from scheduler.engine_observer import EngineObserver
-from scheduler.engine_options import EngineOptions, check_request
+from scheduler.engine_options import EngineOptions, check_request, check_together
 from scheduler.frames import Commands, EngineLimits, NewRequest, StepFrame
 from scheduler.open_requests import OpenRequests
 from scheduler.stepped_engine import SteppedEngine
@@ -40,6 +41,10 @@ class LocalEngine:
     @property
     def load(self) -> EngineLoad:
         return self._open.load
+
+    def check_together(self, requests: Sequence[GenerateRequest]) -> None:
+        """Raises ServingError(INVALID) for requests that the queue can never hold at once."""
+        check_together(requests, self._open.options)
 
     def generate(self, request: GenerateRequest) -> None:
         check_request(request, self.limits)

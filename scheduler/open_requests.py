@@ -27,7 +27,7 @@ class OpenRequests:
     """
 
     def __init__(self, options: EngineOptions, observer: EngineObserver) -> None:
-        self._options = options
+        self.options = options
         self._observer = observer
         self._open: dict[int, _Open] = {}
         self._last_number = 0
@@ -91,8 +91,8 @@ class OpenRequests:
 
     def _check_queue(self, num_tokens: int) -> None:
         """The bounds count what cannot start at once: as many as there are rows left are no queue yet."""
-        options = self._options
-        if len(self._open) >= options.max_num_seqs + options.max_num_queued_reqs:
+        options = self.options
+        if len(self._open) >= options.max_num_open_reqs:
             raise self._overloaded(f"{self._num_queued} requests are waiting already")
         if self._num_queued and self._num_queued_tokens + num_tokens > options.max_num_queued_tokens:
             raise self._overloaded(

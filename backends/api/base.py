@@ -186,6 +186,10 @@ class EngineLoad:
 class TokenEngine(Protocol):
     """Generates tokens for many requests at once; in this process, a child, or on another machine."""
 
+    def check_together(self, requests: Sequence[GenerateRequest]) -> None:
+        """Raises ServingError(INVALID) for requests that one answer needs all of and that the queue can never hold at once."""
+        ...
+
     def generate(self, request: GenerateRequest) -> None:
         """Take a request; its tokens come on its stream, whose cancel drops it within one step.
 

@@ -98,6 +98,11 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     text: str
 
 
+# Within these no logit of a model leaves float32's range, multiplied or divided
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-6, 1e6
+MAX_TEMPERATURE = 1e6
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are chosen for one sequence. Checked where it is made (`openai_api/wire.py` and the llm backend).
 

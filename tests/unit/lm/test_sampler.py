@@ -11,7 +11,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from backends.api.request import SamplingParams
+from backends.api.request import MAX_REPETITION_PENALTY, MAX_TEMPERATURE, MIN_REPETITION_PENALTY, SamplingParams
 from backends.lm.sampler import Sampler
 from backends.lm.sampler_choice import NO_TOKEN, RowSampler
 from backends.lm.sampler_row import SamplingRow
@@ -220,6 +220,41 @@ def test_cuts_that_leave_one_token_are_greedy_at_any_temperature(kind: dict[str,
     logits[0, [9, 40]] = 2.0  # equal best tokens: the first of them
     sampler = sampler_with({0: (params(temperature=2.0, **kind), 5)})
     assert {one(sampler, logits, position=position) for position in range(50)} == {9}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    penalty=st.sampled_from([MIN_REPETITION_PENALTY, 1.0, MAX_REPETITION_PENALTY]),
+    others=st.sampled_from([-2.0, 0.0, 2.0]),
+    bias=st.sampled_from([-100.0, 100.0]),
+    temperature=st.sampled_from([0.0, 5e-324, 1e-5, MAX_TEMPERATURE]),
+    top_p=st.sampled_from([5e-324, 1.0]),
+    min_p=st.sampled_from([0.0, 5e-324]),
+    scale=st.sampled_from([0.0, 1e-30, 3.0, 1e4]),
+    allowed=st.sampled_from([None, (3, 5)]),
+)
+def test_the_most_extreme_settings_that_are_taken_still_choose_a_token(
+    penalty: float,
+    others: float,
+    bias: float,
+    temperature: float,
+    top_p: float,
+    min_p: float,
+    scale: float,
+    allowed: tuple[int, ...] | None,
+) -> None:
+    sampling = params(
+        repetition_penalty=penalty,
+        presence_penalty=others,
+        frequency_penalty=others,
+        logit_bias={3: bias, 4: bias},
+        temperature=temperature,
+        top_p=top_p,
+        min_p=min_p,
+        allowed_token_ids=allowed,
+    )
+    token = one(sampler_with({0: (sampling, 1)}), logits_of(1, scale=scale))
+    assert token in (allowed or range(VOCAB))
 
 
 def test_the_form_for_devices_takes_each_lines_own_settings() -> None:

@@ -80,6 +80,7 @@ class ScriptedModel:
     num_aborted: int = 0
     num_cached: int = 0
     refuse_after: int | None = None
+    max_together: int | None = None
     retry_after: float = 2.0
     num_refused: int = 0
     tokenizer: Tokenizer = TOKENIZER
@@ -92,6 +93,10 @@ class ScriptedModel:
         if self.chat_template != CHATML:
             self.tokenizer = toy_tokenizer(self.chat_template)
         self.template = ChatTemplate(self.chat_template, TOKENIZER.special_tokens)
+
+    def check_together(self, requests: Sequence[GenerateRequest]) -> None:
+        if self.max_together is not None and len(requests) > self.max_together:
+            raise ServingError(Code.INVALID, f"at most {self.max_together} at once")
 
     def generate(self, request: GenerateRequest) -> None:
         if self.refuse_after is not None and len(self.requests) >= self.refuse_after:

@@ -504,6 +504,15 @@ async def test_a_full_queue_refuses_all_samples_before_anything_is_sent():
     assert all(request.stream.cancelled for request in model.requests)
 
 
+async def test_more_choices_than_the_queue_can_ever_hold_are_the_callers_fault_and_none_is_begun():
+    model = ScriptedModel(says("x"), max_together=3)
+    async with client_of(model) as client:
+        assert (await client.error(CHAT, {"messages": USER, "n": 4}))[0] == 400
+        assert (await client.error(COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "stream": True}))[0] == 400
+        assert model.requests == []
+        assert len((await client.chat(n=3))["choices"]) == 3
+
+
 async def test_a_bug_is_told_without_its_details():
     def script(request):
         return tokens_of("x")

@@ -154,6 +154,8 @@ def test_the_newer_name_of_the_token_limit_wins():
         ({"top_k": -2}, "integer_below_min_value", "top_k"),
         ({"min_p": 1.5}, "decimal_above_max_value", "min_p"),
         ({"repetition_penalty": 0}, "decimal_below_min_value", "repetition_penalty"),
+        ({"repetition_penalty": 1e-38}, "decimal_below_min_value", "repetition_penalty"),
+        ({"repetition_penalty": 1e38}, "decimal_above_max_value", "repetition_penalty"),
         ({"min_tokens": 9, "max_tokens": 3}, "integer_above_max_value", "min_tokens"),
         ({"allowed_token_ids": []}, "empty_array", "allowed_token_ids"),
         ({"bad_words": [""]}, "invalid_value", "bad_words[0]"),

@@ -1,7 +1,7 @@
 """A language model asked through tensors: names, defaults and answers of Triton's vLLM backend."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -25,6 +25,9 @@ class ScriptedEngine:
 
     def __init__(self, script: Script) -> None:
         self.model = ScriptedModel(script)
+
+    def check_together(self, requests: Sequence[GenerateRequest]) -> None:
+        self.model.check_together(requests)
 
     def generate(self, request: GenerateRequest) -> None:
         self.model.generate(request)
@@ -121,6 +124,15 @@ async def test_several_choices_are_elements_of_one_answer_and_differ_in_their_se
         assert [request.sampling.seed for request in engine.requests] == [7, 8, 9]
 
 
+async def test_more_choices_than_the_queue_can_hold_are_refused_before_any_is_begun():
+    async with serving(says("ab")) as (model, engine):
+        engine.max_together = 2
+        with pytest.raises(ServingError, match="at most 2") as refused:
+            await answers(model, ask("x", {"n": 3}))
+        assert refused.value.code is Code.INVALID
+        assert engine.requests == []
+
+
 async def test_numbers_may_come_as_text_and_from_request_parameters():
     async with serving(says("abcdef")) as (model, engine):
         await answers(model, ask("x", {"temperature": "0.5", "max_tokens": "3", "ignore_eos": "true"}))
@@ -146,6 +158,9 @@ async def test_an_answer_never_outgrows_the_models_length():
         (ask("x", {"temprature": 1}), "unknown field `temprature`"),
         (ask("x", {"temperature": -1}), r"Expected `float` >= 0.* - at `\$.temperature`"),
         (ask("x", {"temperature": "nan"}), r"temperature"),
+        (ask("x", {"temperature": 1e39}), r"Expected `float` <= 1000000.0 - at `\$.temperature`"),
+        (ask("x", {"repetition_penalty": 1e-38}), r"Expected `float` >= 1e-06 - at `\$.repetition_penalty`"),
+        (ask("x", {"repetition_penalty": "1e39"}), r"Expected `float` <= 1000000.0 - at `\$.repetition_penalty`"),
         (ask("x", {"top_p": "high"}), r"top_p"),
         (ask("x", [1]), "Expected `object`"),
         (ask("x", {"stop_token_ids": [100_000]}), "token id 100000 is outside"),

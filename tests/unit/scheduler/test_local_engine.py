@@ -118,6 +118,18 @@ async def test_a_full_queue_refuses_at_once_by_number_and_by_tokens(local):
     assert all(len(read(each)) == 6 for each in asked)
 
 
+async def test_what_the_queue_can_never_hold_at_once_is_refused_by_its_bound(local):
+    engine = local()
+    engine.check_together([request([1])] * 7)
+    engine.check_together([request(list(range(1, 60)))])
+    engine.check_together([request([1] * 10)] * 2)
+    with pytest.raises(ServingError, match="8 choices at once.* at most 7 .max_num_seqs 4 and") as too_many:
+        engine.check_together([request([1])] * 8)
+    with pytest.raises(ServingError, match="22 tokens together.* at most 20 .max_num_queued_tokens") as too_long:
+        engine.check_together([request([1] * 11)] * 2)
+    assert too_many.value.code is too_long.value.code is Code.INVALID
+
+
 async def test_an_idle_engine_takes_a_prompt_larger_than_the_queue(local):
     asked = request(list(range(1, 60)))
     engine = local()
