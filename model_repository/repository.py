@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from backends.api.base import LiveModel, check_ready
+from backends.api.base import LiveModel, check_ready, is_ready
 from backends.api.errors import Code, ServingError
 from model_repository import layout
 from model_repository.candidate import Override
@@ -78,7 +78,8 @@ class Repository:
 
     def is_ready(self, name: str, version: str = "") -> bool:
         """Whether a request would be taken now: a live model whose engine restarts is not ready for the moment."""
-        return _takes_requests(self._table.get(name, version))
+        model = self._table.get(name, version)
+        return model is not None and is_ready(model)
 
     async def check_ready(self, name: str, version: str = "") -> bool:
         """The same, and the model is asked too where it has a word of its own. On the event loop."""
@@ -107,8 +108,7 @@ class Repository:
             return False
         records = [self._records.get(model) for model in self._start_up]
         return not self._options.strict_readiness or all(
-            record is not None and (record.is_unloaded or _takes_requests(self._table.get_of(record.model, "")))
-            for record in records
+            record is not None and (record.is_unloaded or self._is_ready(record.model)) for record in records
         )
 
     def index(self, ready_only: bool = False) -> list[IndexEntry]:
@@ -248,12 +248,12 @@ class Repository:
         records = [self._records[model] for model in self._known(name)]
         return next((record for record in records if record.is_serving), next(iter(records), None))
 
+    def _is_ready(self, model_id: ModelId) -> bool:
+        model = self._table.get_of(model_id, "")
+        return model is not None and is_ready(model)
+
     def _check_control_allowed(self) -> None:
         if self._lifecycle.is_closing:
             raise stopping()
         if self._options.mode != "explicit":
             raise control_not_allowed()
-
-
-def _takes_requests(model: LiveModel | None) -> bool:
-    return model is not None and bool(getattr(model, "is_ready", True))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from backends.api.base import LiveModel
+from backends.api.base import LiveModel, is_ready
 from backends.api.errors import Code, ServingError
 from openai_api.errors import invalid, unsupported
 from openai_api.model import PoolingTextModel, TextModel, is_pooling_model, is_text_model, speaks_in_tensors
@@ -10,7 +10,7 @@ from openai_api.model import PoolingTextModel, TextModel, is_pooling_model, is_t
 Find = Callable[[str, str], LiveModel]
 """(name, version or "") -> the model that serves it now. Raises ServingError."""
 ListModels = Callable[[], Sequence[LiveModel]]
-"""Every model version that is ready."""
+"""The models that are live, among them those that take no requests for the moment."""
 
 
 class Catalog:
@@ -58,13 +58,19 @@ class Catalog:
         return [model for model in self._list() if is_text_model(model)]
 
     def cards(self) -> dict[str, object]:
-        return {"object": "list", "data": [self._card(model_id, model) for model_id, model in self._ids().items()]}
+        """The list of what takes requests now: an engine that restarts is left out until it is back."""
+        ready = {model_id: model for model_id, model in self._ids().items() if is_ready(model)}
+        return {"object": "list", "data": [self._card(model_id, model) for model_id, model in ready.items()]}
 
     def card(self, model_id: str) -> dict[str, object]:
         """The model object of one id. Raises ServingError as `text_model`."""
         model = self._live(model_id)
         if not (_chats(model) or is_pooling_model(model)):
             raise unsupported("model", f"the model '{model_id}' speaks no text", "unsupported_endpoint")
+        if not is_ready(model):
+            raise ServingError(
+                Code.UNAVAILABLE, f"the model '{model_id}' is not ready for the moment", param="model", retry_after=1.0
+            )
         return self._card(model_id, model)
 
     def _only_one(self, is_wanted: Callable[[LiveModel], bool]) -> str:
@@ -123,6 +129,7 @@ def _unavailable(error: ServingError, model_id: str) -> ServingError:
         message = f"The model '{model_id[:200]}' does not exist or is not served here."
         return ServingError(Code.NOT_FOUND, message, param="model", reason="model_not_found")
     if error.code is Code.UNAVAILABLE:
-        reason = "model_loading" if error.reason == "loading" else "model_not_ready"
-        return ServingError(error.code, error.message, param="model", reason=reason, retry_after=error.retry_after)
+        return ServingError(
+            error.code, error.message, param="model", reason=error.reason, retry_after=error.retry_after
+        )
     return error

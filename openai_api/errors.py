@@ -15,7 +15,7 @@ _TOLD_BY_MESSAGE = "context_length_exceeded"  # LangChain looks for it in what t
 
 
 class Wire(NamedTuple):
-    """How an error looks outside. `code` stands where the error gives no `reason` of its own."""
+    """How an error looks outside. Where the caller is at fault, the error's `reason` stands for `code`."""
 
     status: int
     type: str
@@ -30,25 +30,30 @@ _BY_CODE: Mapping[Code, Wire] = {
     Code.FORBIDDEN: Wire(403, "permission_error", "permission_denied"),
     Code.TOO_LARGE: Wire(413, "invalid_request_error", "request_too_large"),
     Code.OVERLOADED: Wire(503, "server_error", "overloaded"),
-    Code.UNAVAILABLE: Wire(503, "server_error", "unavailable"),
+    Code.UNAVAILABLE: Wire(503, "server_error", "model_not_ready"),
     Code.DEADLINE: Wire(408, "timeout_error", "timeout"),
     Code.CANCELLED: Wire(499, "invalid_request_error", "cancelled"),
     Code.UNSUPPORTED: Wire(400, "invalid_request_error", "unsupported_parameter"),
     Code.INTERNAL: Wire(500, "server_error", "internal_error"),
     Code.UNKNOWN: Wire(500, "server_error", "internal_error"),
 }
-# reasons that change more than the `code` member
-_BY_REASON: Mapping[str, Wire] = {
+# reasons that change more than the `code` member, and those of the layers below that clients can act on
+_BY_REASON: Mapping[str | None, Wire] = {
     "rate_limit_exceeded": Wire(429, "rate_limit_error", "rate_limit_exceeded"),
     "method_not_allowed": Wire(405, "invalid_request_error", "method_not_allowed"),
+    "loading": Wire(503, "server_error", "model_loading"),
+    "stopping": Wire(503, "server_error", "shutting_down"),
+    "shutting_down": Wire(503, "server_error", "shutting_down"),
 }
+# types whose `code` is one of the table's few: why the server is in trouble is for its log
+_NOT_THE_CALLERS = frozenset({"server_error", "timeout_error"})
 
 
 def wire_error(error: ServingError) -> Wire:
-    if error.reason is None:
-        return _BY_CODE[error.code]
-    wire = _BY_REASON.get(error.reason, _BY_CODE[error.code])
-    return wire._replace(code=error.reason)
+    if error.reason in _BY_REASON:
+        return _BY_REASON[error.reason]
+    wire = _BY_CODE[error.code]
+    return wire if error.reason is None or wire.type in _NOT_THE_CALLERS else wire._replace(code=error.reason)
 
 
 def error_object(error: ServingError) -> dict[str, str | None]:

@@ -93,7 +93,7 @@ class Exchange:
         except ClientGoneError:
             ending = "not_read" if self._is_stuck else "left"
         except ServingError as error:
-            ending = wire_error(error).code or str(error.code.value)
+            ending = error.reason or wire_error(error).code or str(error.code.value)
             await self._report(error)
         except Exception:
             ending = "bug"

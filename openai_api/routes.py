@@ -52,7 +52,9 @@ class OpenAI:
             Route("/v1/responses/{id}/input_items", _Endpoint(_response_not_kept), methods=["GET"]),
             Route("/v1/responses/{id}/cancel", _Endpoint(_response_not_kept), methods=["POST"]),
             Route("/v1/models", _Endpoint(self._list_models, "GET", "HEAD")),
+            Route("/v1/models/", _Endpoint(self._list_models, "GET", "HEAD")),
             Route("/v1/models/{id:path}", _Endpoint(self._retrieve_model, "GET", "HEAD")),
+            Route("/v1", _Endpoint(_unknown_url)),
             Route("/v1/{path:path}", _Endpoint(_unknown_url)),
         ]
 

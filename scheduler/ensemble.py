@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from backends.api.base import LiveModel, check_ready
+from backends.api.base import LiveModel, check_ready, is_ready
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from backends.api.request import InferenceRequest, InferenceResponse
@@ -84,7 +84,7 @@ class EnsembleModel:
     def is_ready(self) -> bool:
         """Whether every step's model would take a request now."""
         try:
-            return not self._closing and all(getattr(model, "is_ready", True) for model in self._models())
+            return not self._closing and all(map(is_ready, self._models()))
         except ServingError:
             return False
 

@@ -253,9 +253,14 @@ class LiveModel(Protocol):
     async def close(self) -> None: ...
 
 
+def is_ready(model: LiveModel) -> bool:
+    """Whether a request would be taken now, without asking a model that has to find out."""
+    return bool(getattr(model, "is_ready", True))
+
+
 async def check_ready(model: LiveModel) -> bool:
     """Whether a request would be taken now, by the model's own word where it has one."""
-    if not getattr(model, "is_ready", True):
+    if not is_ready(model):
         return False
     find_out = getattr(model, "check_ready", None)
     return find_out is None or bool(await find_out())

@@ -1,4 +1,4 @@
-"""How many blocks of keys and values fit, and how long a sequence may be. Pure but for `free_memory`."""
+"""How many blocks of keys and values fit, and how long a sequence may be. Pure but for `host_memory`."""
 
 import logging
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from backends.lm.options import LmOptions
 log = logging.getLogger(__name__)
 
 _AUTO_LIMIT = 4 << 30  # bytes of KV cache on a CPU when nothing is said
+_UNLIMITED = 1 << 62
 _AUTO_SHARE = 4  # of the free memory, one part in so many
 
 
@@ -21,13 +22,21 @@ class Capacity:
     max_model_len: int
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of a device, in bytes: what a KV cache may take by default, and the most that anything can have of it."""
+
+    by_default: int
+    limit: int
+
+
 def bytes_per_block(specs: Sequence[AttentionSpec], block_size: int, itemsize: int) -> int:
     """Keys and values of `block_size` tokens in every layer."""
     return sum(2 * spec.num_kv_heads * spec.head_dim for spec in specs) * block_size * itemsize
 
 
-def plan_capacity(options: LmOptions, max_positions: int, block_bytes: int, free_bytes: int, model: str) -> Capacity:
-    """Never more than the options' memory; without, a share of `free_bytes` and no more than sequences can use.
+def plan_capacity(options: LmOptions, max_positions: int, block_bytes: int, memory: Memory, model: str) -> Capacity:
+    """Never more than the options' memory; without, what `memory` gives by default and no more than sequences can use.
 
     A max_model_len that was asked for must fit into the memory; the model's own is shortened to what does. With a
     number of blocks, which is nobody's guess, both hold: a sequence ends at whichever it meets first. Raises
@@ -43,7 +52,11 @@ def plan_capacity(options: LmOptions, max_positions: int, block_bytes: int, free
     elif options.kv_cache_memory_bytes:
         num_blocks = options.kv_cache_memory_bytes // block_bytes
     else:
-        num_blocks = min(free_bytes // block_bytes, options.max_num_seqs * blocks_per_sequence)
+        num_blocks = min(memory.by_default // block_bytes, options.max_num_seqs * blocks_per_sequence)
+    if num_blocks * block_bytes > memory.limit:
+        name = "num_gpu_blocks_override" if options.num_gpu_blocks_override else "kv_cache_memory_bytes"
+        most = f"at most the memory there is, {memory.limit} bytes ({memory.limit // block_bytes} blocks)"
+        raise _error(model, name, most, f"{num_blocks * block_bytes} ({num_blocks} blocks)")
     if num_blocks >= blocks_per_sequence or (options.num_gpu_blocks_override and options.max_model_len):
         return Capacity(num_blocks, wanted)
     if options.max_model_len or not num_blocks:
@@ -54,27 +67,27 @@ def plan_capacity(options: LmOptions, max_positions: int, block_bytes: int, free
     return Capacity(num_blocks, num_blocks * size)
 
 
-def free_memory() -> int:
-    """Bytes that a KV cache may take of this machine by default, its control group's limit heeded."""
-    return min(_AUTO_LIMIT, min(_available(), _group_rest()) // _AUTO_SHARE)
+def host_memory(meminfo: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> Memory:
+    """This machine's, its control group's limit heeded."""
+    total, available = (_of_machine(meminfo, name) for name in ("MemTotal", "MemAvailable"))
+    limit, used = _of_group(group / "memory.max", _UNLIMITED), _of_group(group / "memory.current", 0)
+    free = min(available, max(0, limit - used))
+    return Memory(min(_AUTO_LIMIT, free // _AUTO_SHARE), min(total, limit))
 
 
-def _available() -> int:
+def _of_machine(meminfo: Path, name: str) -> int:
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = meminfo.read_text().splitlines()
     except OSError:
-        return _AUTO_LIMIT
-    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    return found[0] if found else _AUTO_LIMIT
+        return _UNLIMITED
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), _UNLIMITED)
 
 
-def _group_rest() -> int:
-    group = Path("/sys/fs/cgroup")
+def _of_group(file: Path, otherwise: int) -> int:
     try:
-        limit, used = (group / "memory.max").read_text().strip(), (group / "memory.current").read_text()
-        return int(limit) - int(used)
+        return int(file.read_text())
     except (OSError, ValueError):  # no such group, or its limit is "max"
-        return 1 << 62
+        return otherwise
 
 
 def _error(model: str, name: str, expected: str, got: str) -> ServingError:

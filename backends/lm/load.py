@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from backends.api.errors import Code, ServingError
-from backends.lm.capacity import Capacity, bytes_per_block, free_memory, plan_capacity
+from backends.lm.capacity import Capacity, Memory, bytes_per_block, host_memory, plan_capacity
 from backends.lm.checkpoint import Checkpoint, GgufWeights
 from backends.lm.config_gguf import read_gguf_config
 from backends.lm.config_hf import read_eos_token_ids, read_hf_config, read_json
@@ -175,10 +175,10 @@ def _capacity(options: LmOptions, positions: int, specs: list[AttentionSpec], op
     if ops.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(ops.device)
         weights = sum(file.stat().st_size for file in _weight_files(path))
-        available = max(0, int(free - (1 - options.gpu_memory_utilization) * total) - weights)
+        memory = Memory(max(0, int(free - (1 - options.gpu_memory_utilization) * total) - weights), total)
     else:
-        available = free_memory()
-    return plan_capacity(options, positions, block_bytes, available, path.name)
+        memory = host_memory()
+    return plan_capacity(options, positions, block_bytes, memory, path.name)
 
 
 def _warm_up(model: PagedModel, block_size: int, capacity: Capacity) -> None:

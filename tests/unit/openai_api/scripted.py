@@ -83,6 +83,7 @@ class ScriptedModel:
     max_together: int | None = None
     retry_after: float = 2.0
     num_refused: int = 0
+    is_ready: bool = True
     tokenizer: Tokenizer = TOKENIZER
     chat_template: str = CHATML
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)

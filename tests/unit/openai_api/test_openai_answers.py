@@ -532,6 +532,15 @@ async def test_a_bug_is_told_without_its_details():
 # Plumbing
 
 
+async def test_an_empty_model_id_is_no_id_and_the_bare_prefix_no_endpoint():
+    async with client_of(ScriptedModel(says("x"))) as client:
+        listed = (await client.http.get("/v1/models")).json()
+        assert (await client.http.get("/v1/models/")).json() == listed
+        for path in ("/v1", "/v1/"):
+            for answer in (await client.http.get(path), await client.http.post(path)):
+                assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
+
+
 async def test_a_request_id_is_echoed_where_it_is_safe():
     async with client_of(ScriptedModel(says("x"))) as client:
         given = await client.http.post(CHAT, json={"model": "chat", "messages": USER}, headers={"X-Request-Id": "a-1"})

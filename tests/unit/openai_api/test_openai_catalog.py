@@ -3,6 +3,7 @@ import pytest
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from openai_api.catalog import Catalog
+from openai_api.errors import wire_error
 from tests.unit.openai_api.face import Repository
 from tests.unit.openai_api.scripted import ScriptedModel, says
 
@@ -44,6 +45,24 @@ def test_text_models_are_listed_with_what_clients_need():
     }
 
 
+def test_a_model_whose_engine_restarts_is_not_listed_until_it_is_back():
+    model, other = ScriptedModel(says("")), ScriptedModel(says(""), name="other")
+    found = catalog(model, other)
+    model.is_ready = False
+    assert [card["id"] for card in found.cards()["data"]] == ["other"]
+    with pytest.raises(ServingError) as caught:
+        found.card("chat")
+    assert wire_error(caught.value)[::2] == (503, "model_not_ready")
+    model.is_ready = True
+    assert [card["id"] for card in found.cards()["data"]] == ["chat", "other"]
+    assert found.card("chat")["id"] == "chat"
+
+
+def test_the_only_model_may_be_left_out_while_it_restarts_too():
+    model = ScriptedModel(says(""), is_ready=False)
+    assert catalog(model).text_model("") == ("chat", model)
+
+
 def test_each_of_several_versions_has_an_id():
     one, two = (ScriptedModel(says(""), version=version) for version in ("1", "10"))
     found = catalog(one, two)
@@ -83,15 +102,13 @@ def test_a_tensor_model_cannot_chat():
     assert caught.value.reason == "unsupported_endpoint"
 
 
-@pytest.mark.parametrize(("reason", "said"), [("loading", "model_loading"), (None, "model_not_ready")])
+@pytest.mark.parametrize(
+    ("reason", "said"), [("loading", "model_loading"), (None, "model_not_ready"), ("stopping", "shutting_down")]
+)
 def test_a_model_that_is_not_ready_is_worth_another_try(reason, said):
     def find(name, version):
         raise ServingError(Code.UNAVAILABLE, "not at ready state", reason=reason, retry_after=3)
 
     with pytest.raises(ServingError) as caught:
         Catalog(find, list, 0).text_model("chat")
-    assert (caught.value.code, caught.value.reason, caught.value.retry_after) == (
-        Code.UNAVAILABLE,
-        said,
-        3,
-    )
+    assert (wire_error(caught.value).code, caught.value.param, caught.value.retry_after) == (said, "model", 3)

@@ -218,7 +218,7 @@ async def test_a_full_queue_is_503_with_a_time_to_come_back():
         release.set()
         assert vectors(await first) == [wanted("a")]
         assert vectors(await embed(client, input="b")) == [wanted("b")]
-    assert (response.status_code, response.json()["error"]["code"]) == (503, "queue_full")
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "overloaded")
     assert int(response.headers["retry-after"]) >= 1
 
 

@@ -28,6 +28,23 @@ def test_a_rate_limit_is_429():
     assert wire_error(ServingError(Code.OVERLOADED, "full")) == (503, "server_error", "overloaded")
 
 
+@pytest.mark.parametrize(
+    ("code", "reason", "said"),
+    [
+        (Code.OVERLOADED, "queue_full", "overloaded"),
+        (Code.UNAVAILABLE, "loading", "model_loading"),
+        (Code.UNAVAILABLE, "engine_ended", "model_not_ready"),
+        (Code.UNAVAILABLE, "closing", "model_not_ready"),
+        (Code.UNAVAILABLE, None, "model_not_ready"),
+        (Code.UNAVAILABLE, "stopping", "shutting_down"),
+        (Code.DEADLINE, "deadline", "timeout"),
+        (Code.INTERNAL, "wrong_output", "internal_error"),
+    ],
+)
+def test_where_the_caller_is_not_at_fault_the_code_is_one_of_the_documented_few(code, reason, said):
+    assert wire_error(ServingError(code, "because", reason=reason)).code == said
+
+
 def test_a_refusal_says_when_to_come_back_and_spreads_the_clients():
     error = ServingError(Code.OVERLOADED, "full", retry_after=4)
     early, late = dict(error_headers(error, spread=0)), dict(error_headers(error, spread=0.99))

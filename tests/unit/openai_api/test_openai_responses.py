@@ -196,13 +196,13 @@ async def test_a_failure_is_the_last_event_with_what_was_said_before():
     async with client_of(ScriptedModel(tokens(*tokens_of("abc"), failure))) as client:
         plain = await client.post(PATH, {"input": "hi"})
         body = (await client.post(PATH, {"input": "hi", "stream": True})).content
-    assert (plain.status_code, plain.json()["error"]["code"]) == (503, "engine_dead")
+    assert (plain.status_code, plain.json()["error"]["code"]) == (503, "model_not_ready")
     assert b"[DONE]" not in body
     *events, last = events_of(body + b"data: [DONE]\n\n")
     assert last["type"] == "response.failed"
     response = last["response"]
     assert (response["status"], response["usage"]) == ("failed", None)
-    assert response["error"] == {"code": "engine_dead", "message": "engine process ended (signal 9)"}
+    assert response["error"] == {"code": "model_not_ready", "message": "engine process ended (signal 9)"}
     assert response["output"][0]["content"][0]["text"] == "abc"
     assert response["output"][0]["status"] == "incomplete"
     assert not any(event["type"] == "response.output_item.done" for event in events)
