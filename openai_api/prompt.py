@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 
+from backends.api.errors import ServingError
 from backends.text.decoder import decode
 from backends.text.template import ChatTemplate
 from openai_api.calls import call_format
@@ -52,14 +53,19 @@ def render_chat(template: ChatTemplate, model: TextModel, request: ChatRequest) 
     raw = [tool.raw for tool in tools.tools] or None
     if tools.is_forced and not _knows_tools(_source(model)):
         messages, raw = [{"role": "system", "content": _described(tools)}, *messages], None
-    return template.render(
-        messages,
-        tools=raw,
-        documents=request.documents,
-        add_generation_prompt=request.add_generation_prompt,
-        continue_final_message=request.continue_final_message,
-        **{name: value for name, value in request.template_arguments.items() if name in known},
-    )
+    try:
+        return template.render(
+            messages,
+            tools=raw,
+            documents=request.documents,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            **{name: value for name, value in request.template_arguments.items() if name in known},
+        )
+    except ServingError as error:
+        if error.reason != "context_length_exceeded":
+            raise
+        raise too_long(model.max_model_len, error.message, "messages") from None
 
 
 def _source(model: TextModel) -> str:

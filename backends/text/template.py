@@ -3,14 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jinja2.exceptions import SecurityError
+
 from backends.api.errors import Code, ServingError
-from backends.text.template_limits import BUDGET, Budget, RenderLimits
+from backends.text.template_limits import BUDGET, Budget, RenderLimits, num_chars
 from backends.text.template_messages import Message, SystemRole, TemplateStyle, prepare_messages
 from backends.text.template_sandbox import TemplateEnvironment
 from backends.text.tokenizer import Tokenizer
 
 _ENVIRONMENT = TemplateEnvironment()
 _MAX_SOURCE = 1_000_000
+# Of shorter chats no template that is any good meets a limit, so the template is at fault
+_LONG_CHAT = 100_000
 # Private-use characters: no message has them by accident
 _MARK = "\ue0a7\ue0b3"
 RESERVED_VARIABLES = frozenset(
@@ -60,7 +64,8 @@ class ChatTemplate:
         """The prompt, special tokens written out: encode it without adding any.
 
         With `continue_final_message` the prompt ends inside the last message. Raises ServingError(INVALID): reason
-        invalid_prompt with what the template says, or unsupported_value for content that is not text.
+        invalid_prompt with what the template says, context_length_exceeded for a chat so long that its rendering meets a
+        limit, or unsupported_value for content that is not text.
         """
         if continue_final_message and add_generation_prompt:
             raise _invalid(
@@ -89,6 +94,9 @@ class ChatTemplate:
         try:
             return template.run({**self._special_tokens, **variables}, limits)
         except Exception as error:  # a template is a program of its own: whatever it raises is about this prompt
+            length = num_chars([variables["messages"], variables["tools"], variables["documents"]])
+            if isinstance(error, SecurityError) and length > _LONG_CHAT:
+                raise _too_long(length) from error
             raise _invalid(f"the chat template does not accept these messages: {_said(error)}") from error
 
     def _probed(self, template: "_Compiled", source: str) -> TemplateStyle:
@@ -219,3 +227,8 @@ def _said(error: Exception) -> str:
 
 def _invalid(what: str, param: str = "messages") -> ServingError:
     return ServingError(Code.INVALID, what, param=param, reason="invalid_prompt")
+
+
+def _too_long(length: int) -> ServingError:
+    text = f"the messages have {length} characters, more than the chat template may handle"
+    return ServingError(Code.INVALID, text, param="messages", reason="context_length_exceeded")

@@ -89,6 +89,21 @@ def check_printable(value: object) -> None:
     check_length(length)
 
 
+def num_chars(value: object) -> int:
+    """Of all the strings in lists and objects of JSON, keys among them."""
+    waiting, length = [value], 0
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            length += len(item)
+        elif isinstance(item, dict):
+            waiting.extend(item)
+            waiting.extend(item.values())
+        elif isinstance(item, list):
+            waiting.extend(item)
+    return length
+
+
 def check_binary(operator: str, left: Any, right: Any) -> None:
     """Before `left operator right`: the result must be of a bearable size."""
     if operator == "+" and _is_sequence(left) and _is_sequence(right):

@@ -504,6 +504,14 @@ async def test_a_full_queue_refuses_all_samples_before_anything_is_sent():
     assert all(request.stream.cancelled for request in model.requests)
 
 
+async def test_a_chat_too_long_for_its_template_is_too_long_for_the_model():
+    options = OpenAIOptions(max_body_bytes=1 << 25)
+    async with client_of(ScriptedModel(says("x")), options=options) as client:
+        status, error = await client.error(CHAT, {"messages": [{"role": "user", "content": "x" * 16_000_000}]})
+    assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
+    assert "maximum context length is 4096 tokens" in error["message"]
+
+
 async def test_more_choices_than_the_queue_can_ever_hold_are_the_callers_fault_and_none_is_begun():
     model = ScriptedModel(says("x"), max_together=3)
     async with client_of(model) as client:

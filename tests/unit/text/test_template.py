@@ -252,6 +252,23 @@ def test_a_hostile_template_ends_in_an_error_of_its_request(source: str) -> None
     assert (caught.value.code, caught.value.reason) == (Code.INVALID, "invalid_prompt")
 
 
+@pytest.mark.parametrize(
+    "chat", [[user("x" * 16_000_000)], [user("x")] * 30_000, [user("x" * 9_999)] * 300], ids=["one", "many", "both"]
+)
+def test_a_limit_met_for_the_sheer_length_of_a_chat_says_so(chat: list[Any]) -> None:
+    source = "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] }}{% endfor %}"
+    limits = RenderLimits(cpu_seconds=0.01, max_chars=2_000_000)
+    with pytest.raises(ServingError, match="characters, more than") as caught:
+        ChatTemplate(source, limits=limits).render(chat)
+    assert (caught.value.param, caught.value.reason) == ("messages", "context_length_exceeded")
+
+
+def test_what_a_template_itself_says_of_a_long_chat_is_told(templates: dict[str, ChatTemplate]) -> None:
+    with pytest.raises(ServingError, match="must alternate") as caught:
+        templates["mistral"].render([user("a" * 200_000), user("b")])
+    assert caught.value.reason == "invalid_prompt"
+
+
 def test_an_honest_long_chat_is_within_the_limits(templates: dict[str, ChatTemplate]) -> None:
     chat = [message for turn in range(1000) for message in (user(f"question {turn} " * 20), assistant("answer " * 20))]
     for name in ("chatml", "llama3", "mistral", "parts"):
