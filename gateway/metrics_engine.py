@@ -86,7 +86,7 @@ class EngineMetrics:
         self.preemptions = counter("num_preemptions", "Sequences whose blocks were taken back to be computed again")
         self.cache_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self.cache_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens computed")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests that began to answer, cached or not")
         self.generation_tokens = counter("generation_tokens", "Tokens generated")
         self.draft_tokens = counter("spec_decode_num_draft_tokens", "Draft tokens proposed")
         self.accepted_tokens = counter("spec_decode_num_accepted_tokens", "Draft tokens accepted")

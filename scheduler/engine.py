@@ -263,8 +263,8 @@ class _Counts:
         self.steps += 1
         for part, tokens in zip(work.slices, output.tokens, strict=True):
             sequence = part.sequence
-            if sequence.computed < sequence.num_prompt:
-                self.prompt_tokens += min(part.count, sequence.num_prompt - sequence.computed)
+            if tokens and not sequence.has_answered:
+                self.prompt_tokens += sequence.num_prompt
             if part.num_drafts and tokens:
                 self.drafts += part.num_drafts
                 self.accepted += len(tokens) - 1

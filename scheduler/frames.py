@@ -100,7 +100,7 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     num_preemptions_total: int = 0
     num_cache_queries_total: int = 0  # prompt tokens
     num_cache_hits_total: int = 0  # prompt tokens
-    num_prompt_tokens_total: int = 0  # computed, again after a preemption too
+    num_prompt_tokens_total: int = 0  # of whole prompts, cached or not, once each: with the first token
     num_generation_tokens_total: int = 0
     num_drafts_total: int = 0
     num_accepted_drafts_total: int = 0

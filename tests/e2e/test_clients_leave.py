@@ -42,13 +42,13 @@ def test_a_client_that_leaves_the_queue_is_never_run(server, stream):
     before = num_aborted(server)
     running = [server.post("/v1/completions", {**REQUEST, "stream": True}) for _ in range(MAX_RUNNING)]
     assert eventually(lambda: server.num_running == MAX_RUNNING, 30)
-    prompts = server.metric("vllm:prompt_tokens_total")
+    looked_up = server.metric("vllm:prefix_cache_queries_total")
     queued = server.post("/v1/completions", {**REQUEST, "stream": stream})
     assert eventually(lambda: server.num_waiting == 1, 30)
     queued.close()
     assert eventually(lambda: not server.num_waiting)
     assert server.num_running == MAX_RUNNING
-    assert server.metric("vllm:prompt_tokens_total") == prompts
+    assert server.metric("vllm:prefix_cache_queries_total") == looked_up
     for connection in running:
         connection.close()
     assert eventually(server.is_idle)

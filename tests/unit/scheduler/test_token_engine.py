@@ -156,6 +156,8 @@ def test_whatever_happens_around_it_every_text_is_what_it_is_alone(seed, drafts)
             assert tokens == expected
     assert h.engine.schedule.num_preemptions > 0
     assert h.engine.schedule.num_cache_hits > 0
+    answered = [len(h.requests[number].prompt) for number, tokens in h.tokens.items() if tokens]
+    assert h.engine._counts.prompt_tokens == sum(answered)
 
 
 def test_every_answer_is_the_same_alone_and_in_company_with_seeds():
@@ -339,7 +341,7 @@ def test_statistics_count_what_clients_got():
     assert stats.num_generation_tokens_total == sum(map(len, h.tokens.values()))
     assert stats.num_cache_queries_total == 28
     assert stats.num_cache_hits_total == 16
-    assert stats.num_prompt_tokens_total == 9 + 1 + 1 + 1
+    assert stats.num_prompt_tokens_total == 9 + 9 + 9 + 1
     assert (stats.num_running, stats.num_waiting, stats.step_tokens) == (1, 0, 1)
     assert stats.num_free_blocks == stats.num_blocks - 1
     assert stats.step_seconds == pytest.approx(h.clock.now - frame.scheduled[0][1])
