@@ -67,7 +67,8 @@ def _calls(pieces: Sequence[CallPiece]) -> list[dict[str, object]]:
 def _completion_choice(
     options: GenerationOptions, choice: Choice, delta: Delta, texts: TokenTexts
 ) -> dict[str, object]:
-    form = None if options.sampling.logprobs is None else CompletionLogprobs(texts, options.sampling.logprobs)
+    top, shows_special = options.sampling.logprobs, not options.skip_special_tokens
+    form = None if top is None else CompletionLogprobs(texts, top, shows_special, choice.echo_text)
     members = {"index": choice.index, "text": delta.text, **_ending(options, delta, form)}
     top = options.sampling.prompt_logprobs
     if top is not None:

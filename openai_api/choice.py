@@ -89,6 +89,7 @@ class Choice:
         "_speech",
         "_text",
         "_waiting",
+        "echo_text",
         "finished",
         "index",
         "num_cached",
@@ -112,6 +113,7 @@ class Choice:
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._text = text
         self._echo = echo
+        self.echo_text = "" if echo is None else echo.text
         self._waiting: Delta | None = None
         self._speech = speech or Speech()
         self._interpreter: Interpreter | None = None if self._speech.is_plain else self._speech.interpreter()

@@ -40,6 +40,7 @@ class Chunks:
         self._with_ids = options.return_token_ids
         self._top = options.sampling.logprobs
         self._texts = texts
+        self._shows_special = not options.skip_special_tokens
         self._forms: dict[int, LogprobsForm] = {}
         self._ids_told: set[int] = set()
         # choice -> what stands around the text of a chunk that has nothing else to tell, where that does not change
@@ -115,7 +116,7 @@ class Chunks:
         """The member that holds the text, once for each chunk; at least one."""
         raise NotImplementedError
 
-    def _form(self, top: int) -> LogprobsForm:
+    def _form(self, choice: Choice, top: int) -> LogprobsForm:
         raise NotImplementedError
 
     def _logprobs(self, choice: Choice, delta: Delta) -> bytes:
@@ -123,7 +124,7 @@ class Chunks:
             return b"null"
         form = self._forms.get(choice.index)
         if form is None:
-            form = self._forms[choice.index] = self._form(self._top)
+            form = self._forms[choice.index] = self._form(choice, self._top)
         return ascii_json(form.render(delta.entries))
 
 
@@ -144,7 +145,7 @@ class ChatChunks(Chunks):
         contents += [b'"delta":{"tool_calls":[' + _call(piece) + b"]}" for piece in delta.calls]
         return contents or [b'"delta":{}']
 
-    def _form(self, top: int) -> LogprobsForm:
+    def _form(self, choice: Choice, top: int) -> LogprobsForm:
         return ChatLogprobs(self._texts, top)
 
     def _with_prompt_ids(self, choice_members: bytes, after: bytes, ids: bytes) -> tuple[bytes, bytes]:
@@ -168,8 +169,8 @@ class CompletionChunks(Chunks):
     def _contents(self, delta: Delta) -> list[bytes]:
         return [self._text(delta.text)]
 
-    def _form(self, top: int) -> LogprobsForm:
-        return CompletionLogprobs(self._texts, top)
+    def _form(self, choice: Choice, top: int) -> LogprobsForm:
+        return CompletionLogprobs(self._texts, top, self._shows_special, choice.echo_text)
 
     def _with_prompt_ids(self, choice_members: bytes, after: bytes, ids: bytes) -> tuple[bytes, bytes]:
         return choice_members + b',"prompt_token_ids":' + ids, after

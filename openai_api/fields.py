@@ -86,6 +86,13 @@ class Fields:
             raise invalid("invalid_value", param, f"'{param}': expected one of {', '.join(sorted(allowed))}")
         return value
 
+    def truncation(self) -> int | None:
+        """vLLM's `truncate_prompt_tokens`, which all endpoints that take a text have: -1 is what the model has room for."""
+        count, param = self.integer("truncate_prompt_tokens", -1), self.param("truncate_prompt_tokens")
+        if count == 0:
+            raise _out_of_range("integer_below_min_value", param, "of at least 1, or -1 for the model's length", count)
+        return count
+
     def child(self, name: str) -> "Fields | None":
         value = self.raw(name)
         if value is None:

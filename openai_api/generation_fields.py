@@ -91,7 +91,7 @@ def read_generation(
         return_token_ids=fields.flag("return_token_ids"),
         tokens_as_ids=fields.flag("return_tokens_as_token_ids"),
         add_special_tokens=fields.flag("add_special_tokens", add_special_tokens),
-        truncate=fields.integer("truncate_prompt_tokens", -1),
+        truncate=fields.truncation(),
         truncate_left=fields.choice("truncation_side", ("left", "right")) != "right",
         priority=fields.integer("priority", -_INT32, _INT32) or 0,
         cache_salt=_cache_salt(fields),

@@ -24,6 +24,9 @@ class TokenTexts:
     def data(self, token: int) -> bytes:
         return self._tokenizer.token_bytes(token)
 
+    def is_special(self, token: int) -> bool:
+        return self._tokenizer.is_special(token)
+
     def lossy(self, token: int) -> str:
         """The token's text; bytes that are no whole character become U+FFFD."""
         return f"token_id:{token}" if self._as_ids else self.data(token).decode("utf-8", "replace")
@@ -72,11 +75,15 @@ class ChatLogprobs:
 
 class CompletionLogprobs:
     """Parallel lists over the tokens. Offsets count characters from the start of the choice's text, whatever is
-    still held back of it; a token that only completes a character starts where that character does."""
+    still held back of it; a token that only completes a character starts where that character does, and one that the
+    text does not show where the next one does."""
 
-    def __init__(self, texts: TokenTexts, top: int) -> None:
+    def __init__(self, texts: TokenTexts, top: int, shows_special: bool = False, echo: str = "") -> None:
+        """`echo` is the prompt's text where its tokens come first."""
         self._texts = texts
         self._top = top
+        self._shows_special = shows_special
+        self._echo = echo
         self._offset = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -96,8 +103,19 @@ class CompletionLogprobs:
 
     def _advance(self, token: int) -> int:
         start = self._offset
-        self._offset += len(self._decoder.decode(self._texts.data(token)))
+        if self._is_shown(token):
+            text = self._decoder.decode(self._texts.data(token))
+            if not start and self._echo and not self._echo.startswith(" "):
+                text = text.removeprefix(" ")  # what SentencePiece puts before every text
+            self._offset += len(text)
         return start
+
+    def _is_shown(self, token: int) -> bool:
+        if not self._texts.is_special(token):
+            return True
+        if self._offset < len(self._echo):  # in a prompt's text are only those that the caller wrote
+            return self._echo.startswith(self._texts.data(token).decode("utf-8", "replace"), self._offset)
+        return self._shows_special
 
 
 def prompt_logprobs(

@@ -35,14 +35,9 @@ def read_options(fields: Fields) -> RowOptions:
         given = fields.string(name)
         if given is not None and given not in known:
             raise unsupported(name, f"'{name}': only {known[0]} is supported", "unsupported_value")
-    truncate = fields.integer("truncate_prompt_tokens", -1)
-    if truncate == 0:
-        raise invalid(
-            "integer_below_min_value", "truncate_prompt_tokens", "expected at least 1, or -1 for the model's length"
-        )
     return RowOptions(
         model=fields.string("model", 1024) or "",
-        truncate=truncate,
+        truncate=fields.truncation(),
         truncate_left=fields.choice("truncation_side", ("left", "right")) == "left",
         priority=fields.integer("priority", -_INT32, _INT32) or 0,
         request_id=fields.string("request_id", 1024) or "",

@@ -97,6 +97,21 @@ async def test_choices_open_in_order_and_come_one_a_chunk():
     assert usage_of(chunks)["prompt_tokens"] == 21
 
 
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("skip", [False, True])
+async def test_offsets_of_tokens_are_into_the_text_with_special_tokens_or_without(echo, skip):
+    script = tokens(*tokens_of("a"), TOKENIZER.token_id("<|im_start|>"), *tokens_of("bc"))
+    asked = {"prompt": "x<|im_start|>y", "logprobs": 0, "echo": echo, "skip_special_tokens": skip}
+    async with client_of(ScriptedModel(script)) as client:
+        choice = (await client.complete(**asked))["choices"][0]
+        chunks = await client.complete_chunks(**asked)
+    found, text = choice["logprobs"], choice["text"]
+    for token, offset in zip(found["tokens"], found["text_offset"], strict=True):
+        assert text.startswith(token, offset) or (skip and token in ("<|im_start|>", "<|im_end|>"))
+    pieces = [chunk["choices"][0]["logprobs"] for chunk in chunks if chunk["choices"]]
+    assert [offset for piece in pieces if piece for offset in piece["text_offset"]] == found["text_offset"]
+
+
 async def test_several_prompts_and_samples_are_numbered_prompt_first():
     def script(request):
         return tokens_of(f"{len(request.prompt)}-{request.id[-1]}")
@@ -464,7 +479,13 @@ async def test_a_model_replaced_while_a_prompt_is_prepared_is_not_asked():
         (COMPLETIONS, {"prompt": "x", "logit_bias": {"49152": 5}}, 400, "invalid_value", "logit_bias"),
         (COMPLETIONS, {"prompt": "x", "stop_token_ids": [-1]}, 400, "invalid_value", "stop_token_ids"),
         (COMPLETIONS, {"prompt": "x", "allowed_token_ids": [10**7]}, 400, "invalid_value", "allowed_token_ids"),
-        (COMPLETIONS, {"prompt": "x", "truncate_prompt_tokens": 0}, 400, "invalid_value", "prompt"),
+        (
+            COMPLETIONS,
+            {"prompt": "x", "truncate_prompt_tokens": 0},
+            400,
+            "integer_below_min_value",
+            "truncate_prompt_tokens",
+        ),
     ],
 )
 async def test_a_request_the_model_cannot_take_is_refused(path, body, status, code, param):

@@ -35,6 +35,23 @@ def test_what_two_parsers_could_read_differently_is_refused(body):
     assert len(caught.value.message) < 200
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "is empty"),
+        (b'{"a": 1', "truncated"),
+        (b'{"a": "\\ud83d"}', "lone surrogate"),
+        (b'{"a": "\\ud83d", "b": "' + b"x" * 100 + b'"}', "lone surrogate"),
+        (b'{"a": "\\udc00"}', "lone surrogate"),
+        (b'{"\\ud83d": 1}', "lone surrogate"),
+        (b'{"a": 1, "a": 2}', "two members of the same name"),
+    ],
+)
+def test_what_is_wrong_is_named(body, said):
+    with pytest.raises(ServingError, match=said):
+        parse_object(body)
+
+
 def test_an_object_is_read_as_it_is():
     body = '{"a": "\\ud83d\\ude00 ü\\u0000", "b": [1, 2.5, null, true]}'.encode()
     assert parse_object(body) == {"a": "😀 ü\0", "b": [1, 2.5, None, True]}

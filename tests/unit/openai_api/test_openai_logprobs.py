@@ -1,3 +1,5 @@
+import pytest
+
 from backends.api.request import TokenLogprobs
 from openai_api.logprobs import ChatLogprobs, CompletionLogprobs, TokenTexts
 from tests.unit.openai_api.scripted import TOKENIZER, WORD, text_logprobs, tokens_of
@@ -27,6 +29,29 @@ def test_offsets_count_characters_across_calls():
     first, second = form.render(entries([WORD[" hello"], *tokens_of("é")])), form.render(entries(tokens_of("!")))
     assert first["text_offset"] == [0, 6, 6]
     assert second["text_offset"] == [7]
+
+
+START = TOKENIZER.token_id("<|im_start|>")
+
+
+@pytest.mark.parametrize(("shows_special", "offsets"), [(False, [0, 1, 1, 2]), (True, [0, 1, 13, 14])])
+def test_offsets_count_the_special_tokens_that_the_text_shows(shows_special, offsets):
+    form = CompletionLogprobs(TEXTS, 0, shows_special)
+    assert form.render(entries([*tokens_of("a"), START, *tokens_of("bc")]))["text_offset"] == offsets
+
+
+@pytest.mark.parametrize(
+    ("echo", "prompt", "offsets"),
+    [
+        ("ab", [START, *tokens_of("ab")], [0, 0, 1, 2]),
+        ("a<|im_start|>b", [START, *tokens_of("a"), START, *tokens_of("b")], [0, 0, 1, 13, 14]),
+        ("hello b", [WORD[" hello"], *tokens_of(" b")], [0, 5, 6, 7]),
+        (" hello b", [WORD[" hello"], *tokens_of(" b")], [0, 6, 7, 8]),
+    ],
+)
+def test_offsets_into_an_echoed_prompt_are_into_its_text_as_it_was_written(echo, prompt, offsets):
+    form = CompletionLogprobs(TEXTS, 0, echo=echo)
+    assert form.render(entries([*prompt, *tokens_of("!")]))["text_offset"] == offsets
 
 
 def test_chat_entries_carry_true_bytes():
