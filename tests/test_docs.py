@@ -1,16 +1,28 @@
 """What a user can set or call is documented."""
 
 import dataclasses
+import re
 from pathlib import Path
 
-import pytest
-
+from gateway.flags import ENVIRONMENT_PREFIX, parser
 from gateway.settings import Settings
 
 ROOT = Path(__file__).parent.parent
-DOCS = "\n".join(path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))])
+ROWS = re.findall(r"^\| `([^`]+)`(.*?) \|", (ROOT / "docs" / "settings.md").read_text(), re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", [setting.name for setting in dataclasses.fields(Settings)])
-def test_every_flag_is_in_the_documentation(name: str) -> None:
-    assert f"`--{name.replace('_', '-')}`" in DOCS
+def test_the_table_of_settings_has_every_flag_and_what_the_environment_alone_gives() -> None:
+    flags = {flag for action in parser()._actions for flag in action.option_strings}
+    for setting in dataclasses.fields(Settings):
+        flag = f"--{setting.name.replace('_', '-')}"
+        if flag in flags:
+            assert (flag, "") in ROWS
+        else:
+            assert (ENVIRONMENT_PREFIX + setting.name.upper(), " (environment only)") in ROWS
+
+
+def test_the_table_of_settings_has_nothing_that_is_none() -> None:
+    names = {setting.name for setting in dataclasses.fields(Settings)}
+    assert {
+        name.removeprefix("--").removeprefix(ENVIRONMENT_PREFIX).replace("-", "_").lower() for name, _ in ROWS
+    } <= names
