@@ -1,8 +1,9 @@
 """Ask the models of examples/pipelines.
 
-python examples/clients/pipelines.py [HTTP_ADDRESS] [GRPC_ADDRESS]
+python examples/clients/pipelines.py [--http HOST:PORT] [--grpc HOST:PORT]
 """
 
+import argparse
 import io
 import queue
 import sys
@@ -12,11 +13,12 @@ import openai
 import tritonclient.grpc as grpc
 import tritonclient.http as http
 from PIL import Image
+from tritonclient.utils import InferenceServerException
 
 QUESTION = "When does the harbour gate open?"
 
 
-def main(http_address: str = "127.0.0.1:8000", grpc_address: str = "127.0.0.1:8001") -> None:
+def main(http_address: str, grpc_address: str) -> None:
     client = http.InferenceServerClient(http_address, network_timeout=60)
     for label, probability in classify(client, picture()):
         print(f"classify_image: {label}, {probability:.3f}")
@@ -127,4 +129,11 @@ def taken(answers: queue.Queue) -> grpc.InferResult:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description="Ask the models of examples/pipelines.")
+    parser.add_argument("--http", default="127.0.0.1:8000", metavar="HOST:PORT", help="default: %(default)s")
+    parser.add_argument("--grpc", default="127.0.0.1:8001", metavar="HOST:PORT", help="default: %(default)s")
+    given = parser.parse_args()
+    try:
+        main(given.http, given.grpc)
+    except (OSError, InferenceServerException) as error:
+        sys.exit(f"asked {given.http} and {given.grpc}: {error}")

@@ -1,8 +1,9 @@
 """Ask the models of examples/python_models.
 
-python examples/clients/python_models.py [HTTP_ADDRESS] [GRPC_ADDRESS]
+python examples/clients/python_models.py [--http HOST:PORT] [--grpc HOST:PORT]
 """
 
+import argparse
 import queue
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import tritonclient.grpc as grpc
 import tritonclient.http as http
+from tritonclient.utils import InferenceServerException
 
 DATATYPES = {
     "bool": "BOOL",
@@ -21,7 +23,7 @@ DATATYPES = {
 }
 
 
-def main(http_address: str = "127.0.0.1:8000", grpc_address: str = "127.0.0.1:8001") -> None:
+def main(http_address: str, grpc_address: str) -> None:
     client = http.InferenceServerClient(http_address)
     print("add_sub:", add(client, 2.0, 3.0))
     print("ask_by_name:", add_by_name(client, "add_sub", 2.0, 3.0))
@@ -135,4 +137,11 @@ def tensor(name: str, array: np.ndarray, kind=http):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description="Ask the models of examples/python_models.")
+    parser.add_argument("--http", default="127.0.0.1:8000", metavar="HOST:PORT", help="default: %(default)s")
+    parser.add_argument("--grpc", default="127.0.0.1:8001", metavar="HOST:PORT", help="default: %(default)s")
+    given = parser.parse_args()
+    try:
+        main(given.http, given.grpc)
+    except (OSError, InferenceServerException) as error:
+        sys.exit(f"asked {given.http} and {given.grpc}: {error}")
