@@ -98,6 +98,7 @@ def check_together(requests: Sequence[GenerateRequest], options: EngineOptions) 
             f"the request asks for {len(requests)} choices at once, and this model takes at most "
             f"{options.max_num_open_reqs} (max_num_seqs {options.max_num_seqs} and max_num_queued_reqs "
             f"{options.max_num_queued_reqs})",
+            reason="invalid_value",
         )
     num_tokens = sum(len(request.prompt) for request in requests)
     if len(requests) > 1 and num_tokens > options.max_num_queued_tokens:
@@ -105,6 +106,7 @@ def check_together(requests: Sequence[GenerateRequest], options: EngineOptions) 
             Code.INVALID,
             f"the prompts of the request's {len(requests)} choices have {num_tokens} tokens together, and this model "
             f"takes at most {options.max_num_queued_tokens} (max_num_queued_tokens)",
+            reason="invalid_value",
         )
 
 
