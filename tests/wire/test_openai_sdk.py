@@ -121,12 +121,12 @@ def test_errors_are_the_sdks_own_exceptions(server, client, body, error, code):
 
 
 def test_an_engine_that_fails_in_mid_stream_raises_in_the_client(server, client):
-    failure = ServingError(Code.UNAVAILABLE, "engine process ended (signal 9)", reason="engine_dead")
+    failure = ServingError(Code.UNAVAILABLE, "engine process ended (signal 9)", reason="engine_ended")
     server.serve(ScriptedModel(tokens(*tokens_of("abc"), failure)))
     got = []
     with pytest.raises(openai.APIError) as caught:
         got.extend(client.chat.completions.create(model="chat", messages=USER, stream=True))
-    assert caught.value.code == "engine_dead"
+    assert caught.value.code == "model_not_ready"
     assert "signal 9" in caught.value.message
     assert not any(chunk.choices[0].finish_reason for chunk in got)
 

@@ -95,11 +95,11 @@ def test_what_max_output_tokens_cuts_is_incomplete(server, client):
 
 
 def test_an_engine_that_fails_in_mid_stream_is_a_failed_response(server, client):
-    failure = ServingError(Code.UNAVAILABLE, "engine process ended (signal 9)", reason="engine_dead")
+    failure = ServingError(Code.UNAVAILABLE, "engine process ended (signal 9)", reason="engine_ended")
     server.serve(ScriptedModel(tokens(*tokens_of("abc"), failure)))
     last = list(client.responses.create(model="chat", input="hi", stream=True))[-1]
     assert last.type == "response.failed"
-    assert (last.response.status, last.response.error.code) == ("failed", "engine_dead")
+    assert (last.response.status, last.response.error.code) == ("failed", "model_not_ready")
     assert last.response.output_text == "abc"
 
 

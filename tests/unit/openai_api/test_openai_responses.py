@@ -192,7 +192,7 @@ async def test_hidden_reasoning_has_no_item_and_is_counted():
 
 
 async def test_a_failure_is_the_last_event_with_what_was_said_before():
-    failure = ServingError(Code.UNAVAILABLE, "engine process ended (signal 9)", reason="engine_dead")
+    failure = ServingError(Code.UNAVAILABLE, "engine process ended (signal 9)", reason="engine_ended")
     async with client_of(ScriptedModel(tokens(*tokens_of("abc"), failure))) as client:
         plain = await client.post(PATH, {"input": "hi"})
         body = (await client.post(PATH, {"input": "hi", "stream": True})).content
