@@ -75,7 +75,11 @@ class Catalog:
 
     def _only_one(self, is_wanted: Callable[[LiveModel], bool]) -> str:
         names = {model.config.name for model in self._ids().values() if is_wanted(model)}
-        if len(names) != 1:
+        if not names:
+            raise ServingError(
+                Code.NOT_FOUND, "there is no model here for this endpoint", param="model", reason="model_not_found"
+            )
+        if len(names) > 1:
             raise invalid("missing_required_parameter", "model", "'model' is required: this server has several models")
         return names.pop()
 

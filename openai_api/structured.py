@@ -128,9 +128,11 @@ def _choice_grammar(texts: list[str]) -> Grammar:
 
 def _parsed(text: str, param: str) -> object:
     try:
-        return json.loads(text)
+        schema = json.loads(text)
+        json.dumps(schema, ensure_ascii=False).encode()  # fails for half a surrogate pair, which no UTF-8 can say
     except (ValueError, RecursionError):
         raise invalid("invalid_json_schema", param, f"'{param}': expected a JSON schema, got no JSON") from None
+    return schema
 
 
 def _spaced(grammar: Grammar, wanted: Fields) -> Grammar:

@@ -126,4 +126,8 @@ class _Row:
 
 
 def _failed(why: str) -> ServingError:
+    """What the lexer cannot bear shows only as it goes, long after the grammar was compiled: it is the grammar's fault."""
+    if why.startswith("lexer error"):
+        text = f"the form asked for is more work than the bounds allow: {why}"
+        return ServingError(Code.INVALID, text, reason="invalid_json_schema")
     return ServingError(Code.INTERNAL, f"the answer could not be held to its grammar: {why}", reason="grammar_failed")

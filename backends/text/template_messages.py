@@ -90,7 +90,7 @@ def _arguments(arguments: Any) -> Any:
         return {} if arguments is None else arguments
     try:
         parsed = json.loads(arguments) if arguments.strip() else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
     return parsed if isinstance(parsed, dict) else arguments
 

@@ -83,6 +83,13 @@ async def test_a_schema_that_cannot_be_kept_is_a_400_and_never_reaches_the_engin
         await client.chat()
 
 
+async def test_half_a_surrogate_pair_in_a_schema_given_as_text_is_a_400():
+    async with client_of(ScriptedModel(says("x"))) as client:
+        for text in ('{"enum": ["\\ud800"]}', '{"title": "\\ud83d", "type": "string"}'):
+            status, error = await client.error(CHAT, {"messages": USER, "guided_json": text})
+            assert (status, error["code"]) == (400, "invalid_json_schema")
+
+
 async def test_an_explosive_schema_is_a_400():
     deep: dict = {"type": "string"}
     for _ in range(400):

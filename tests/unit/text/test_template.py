@@ -130,6 +130,8 @@ def test_arguments_are_given_to_the_template_as_objects(templates: dict[str, Cha
     assert '{"a": "é"}' in called('{"a": "\\u00e9"}')
     assert "{}" in called("")
     assert '"{half"' in called("{half")
+    deep = "[" * 100_000
+    assert deep in called(deep + "]" * 100_000)
 
 
 @pytest.mark.parametrize("calls", [None, []])
