@@ -118,8 +118,8 @@ class PythonInstance:
                 batch.fail_all(self._unhealthy())
             return
         self._exchange.begin(batches)
-        half = self._exchange.num_executing // 2  # then it is time for the next ones
-        self.poll_until(lambda: self._exchange.num_executing < max(self._limit, half))
+        # not earlier: what it took then could be a call that a run of its own makes, behind which it would wait for ever
+        self.poll_until(lambda: self._exchange.num_executing < self._limit)
 
     def drain(self) -> None:
         self.poll_until(lambda: not self._exchange.num_open and not self._exchange.num_executing)
