@@ -1,6 +1,6 @@
 """Getting a model out of transformers, and the two changes that serving from a paged cache makes to it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,31 +40,43 @@ def load_hf(folder: Path, dtype: torch.dtype, attention: str, attend: Callable[.
     from transformers.modeling_utils import AttentionInterface
 
     AttentionInterface.register(attention, attend)
-    kind = read_json(folder / "config.json").get("model_type")
+    config = load_pretrained(AutoConfig, folder)
+    model, info = load_pretrained(
+        AutoModelForCausalLM,
+        folder,
+        config=config,
+        dtype=dtype,
+        attn_implementation=attention,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
+    check_all_loaded(folder, info)
+    return model.eval()
+
+
+def load_pretrained(auto: Any, folder: Path, **options: Any) -> Any:
+    """What `auto`, one of transformers' Auto classes, makes of the files in `folder`: nothing is fetched, no code of theirs is run.
+
+    Raises ServingError(UNSUPPORTED) that names the model's type, whatever transformers raised.
+    """
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        model, info = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            attn_implementation=attention,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+        return auto.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
     except Exception as cause:
+        kind = read_json(folder / "config.json").get("model_type")
         text = str(cause).strip().split("\n")[0]
         raise ServingError(
             Code.UNSUPPORTED, f"{folder}: transformers cannot load model type {kind!r}: {text}"
         ) from cause
-    for problem in ("missing_keys", "mismatched_keys"):
-        if info[problem]:
-            raise ServingError(
-                Code.INVALID,
-                f"{folder}: {len(info[problem])} tensors have {problem.split('_')[0]} weights: {sorted(map(str, info[problem]))[:3]}",
-            )
-    return model.eval()
+
+
+def check_all_loaded(folder: Path, info: Mapping[str, Any], *, without: str | None = None) -> None:
+    """Raise ServingError(INVALID) for weights that transformers made up, apart from those whose names begin with `without`."""
+    for problem in ("missing", "mismatched"):
+        names = sorted(str(key) for key in info[f"{problem}_keys"])
+        if problem == "missing" and without is not None:
+            names = [name for name in names if not name.startswith(without)]
+        if names:
+            raise ServingError(Code.INVALID, f"{folder}: {len(names)} tensors have {problem} weights: {names[:3]}")
 
 
 def fix_frequencies(body: nn.Module, max_length: int, device: torch.device) -> None:

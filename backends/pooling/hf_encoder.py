@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from backends.api.errors import Code, ServingError
 from backends.lm.config_hf import read_json
+from backends.lm.hf_loading import check_all_loaded, load_pretrained
 from backends.pooling.packing import similar
 from backends.pooling.runner import Row
 
@@ -68,27 +68,10 @@ def _load(folder: Path, dtype: torch.dtype, *, scores: bool) -> Any:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # what an engine prints goes to the log, line by line
-    config = read_json(folder / "config.json")
-    auto, kind = AutoModelForSequenceClassification if scores else AutoModel, config.get("model_type")
-    if config.get("is_encoder_decoder") and not scores:
+    auto = AutoModelForSequenceClassification if scores else AutoModel
+    if read_json(folder / "config.json").get("is_encoder_decoder") and not scores:
         auto = AutoModelForTextEncoding  # the encoder alone, as of T5
-    try:
-        model, info = auto.from_pretrained(
-            folder,
-            dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-    except Exception as cause:
-        text = str(cause).strip().split("\n")[0]
-        raise ServingError(
-            Code.UNSUPPORTED, f"{folder}: transformers cannot load model type {kind!r}: {text}"
-        ) from cause
+    model, info = load_pretrained(auto, folder, dtype=dtype, use_safetensors=True, output_loading_info=True)
     # a head that makes one vector of the first token, which no pooling here uses, is often not in the file
-    missing = sorted(str(key) for key in info["missing_keys"] if scores or not str(key).startswith("pooler."))
-    for problem, keys in (("missing", missing), ("mismatched", sorted(map(str, info["mismatched_keys"])))):
-        if keys:
-            raise ServingError(Code.INVALID, f"{folder}: {len(keys)} tensors have {problem} weights: {keys[:3]}")
+    check_all_loaded(folder, info, without=None if scores else "pooler.")
     return model.eval()

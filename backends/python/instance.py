@@ -108,9 +108,7 @@ class PythonInstance:
 
     @property
     def num_ahead(self) -> int:
-        if self._abilities.is_async or self._is_stateful:
-            return 0
-        return max(0, self._exchange.num_ahead - self._exchange.num_executing)
+        return 0 if self._abilities.is_async or self._is_stateful else self._exchange.num_ahead
 
     def execute_requests(self, batches: Sequence[RequestBatch]) -> None:
         if self._process is None:

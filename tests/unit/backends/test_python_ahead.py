@@ -153,3 +153,23 @@ class TritonPythonModel:
         assert await ask(model, [1, 2]) == [[2, 3]]
         large = np.arange(50_000)
         assert await ask(model, large) == [(large + 1).tolist()]
+
+
+async def test_nothing_new_crosses_before_all_that_crossed_is_done(tmp_path: Path) -> None:
+    """It might be a call that one of them makes, and would wait behind its caller for ever."""
+    async with loaded(tmp_path) as models:
+        model = await models.load("m", EXECUTES)
+        await quick(model)
+        (instance,) = model.backend.instances
+        exchange, left_over = instance._exchange, []
+        send = exchange._send
+
+        def watch(frame: Any, packer: Any = None) -> None:
+            if isinstance(frame, Work):
+                left_over.append(exchange.num_executing - len(frame.batches))
+            send(frame, packer)
+
+        exchange._send = watch
+        assert await outcomes(begin(model, [1] * NUM)) == [1] * NUM
+        assert len(left_over) > 1
+        assert set(left_over) == {0}
