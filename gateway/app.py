@@ -17,6 +17,7 @@ from backends.api.errors import ServingError
 from backends.api.request import InferenceRequest
 from backends.python.environment import Environments
 from gateway import health, kserve_http, logs
+from gateway.admission import Gate
 from gateway.compound_settings import (
     backend_settings,
     forward_pattern,
@@ -144,14 +145,7 @@ class Server:
             gate=gate,
             on_end=self._ended,
         )
-        app = FastAPI(title="Tidegate", version=version, redoc_url=None, exception_handlers=HANDLERS)
-        app.router.routes += [
-            *health.routes(service.is_server_ready, version),
-            *self.metrics.routes(),
-            *(console_routes() if settings.allow_console else ()),
-            *kserve_http.routes(service),
-            *self.openai.routes(),
-        ]
+        app = _application(service, self.metrics, self.openai, with_console=settings.allow_console)
         front = guarded(HotPath(app, service), gate, settings)
         tls = tls_context(settings.http_server_cert, settings.http_server_key)
         self.http = HttpListener(
@@ -167,11 +161,7 @@ class Server:
         forwarded = forward_pattern("--grpc-header-forward-pattern", settings.grpc_header_forward_pattern)
         grpc_service = replace(service, restrictions=grpc_restrictions, forwarded_headers=forwarded)
         self.grpc = GrpcServer(grpc_service, asyncio.get_running_loop(), grpc_options(settings))
-        metrics_app = FastAPI(openapi_url=None)
-        metrics_app.router.routes += self.metrics.routes()
-        metrics_address = settings.metrics_address or settings.http_address
-        metrics_front = guarded_metrics(metrics_app, gate, settings)
-        self.metrics_http = HttpListener(metrics_front, metrics_address, settings.metrics_port, "Metrics Service")
+        self.metrics_http = _metrics_listener(self.metrics, gate, settings)
 
     async def start(self, stop: asyncio.Event) -> None:
         """Open the ports, then load the models; return when both are done or `stop` is set.
@@ -221,6 +211,27 @@ class Server:
             await asyncio.wait_for(self.repository.close(), seconds)
         except TimeoutError:
             log.error("some models did not close in time")
+
+
+def _application(service: Service, metrics: Metrics, openai: OpenAI, *, with_console: bool) -> FastAPI:
+    """Every route of the HTTP port."""
+    version = service.server_version
+    app = FastAPI(title="Tidegate", version=version, redoc_url=None, exception_handlers=HANDLERS)
+    app.router.routes += [
+        *health.routes(service.is_server_ready, version),
+        *metrics.routes(),
+        *(console_routes() if with_console else ()),
+        *kserve_http.routes(service),
+        *openai.routes(),
+    ]
+    return app
+
+
+def _metrics_listener(metrics: Metrics, gate: Gate | None, settings: Settings) -> HttpListener:
+    app = FastAPI(openapi_url=None)
+    app.router.routes += metrics.routes()
+    address = settings.metrics_address or settings.http_address
+    return HttpListener(guarded_metrics(app, gate, settings), address, settings.metrics_port, "Metrics Service")
 
 
 def _cache_folder(kind: str) -> Path:
