@@ -24,6 +24,7 @@ class NullRunner:
     max_model_len = 8192
     block_size = 16
     fingerprint = "null"
+    layered = None
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks

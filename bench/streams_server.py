@@ -45,6 +45,7 @@ class Metronome:
     max_model_len = _MAX_LEN
     block_size = _BLOCK
     fingerprint = "metronome"
+    layered = None
 
     def __init__(self, rows: int, gap: float) -> None:
         self.num_blocks = rows * 64

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from backends.api.errors import Code, ServingError
 from backends.api.request import TokenEvent
-from backends.lm.step import ModelRunner, StepOutput
+from backends.lm.step import ModelRunner, StepBatch, StepOutput
 from kvcache.blocks import BlockPool
 from kvcache.events import EventLog
 from kvcache.hashes import root_hash
@@ -15,12 +15,14 @@ from scheduler.deadlines import Deadlines
 from scheduler.engine_errors import MAX_FAILURES, EngineBrokenError, as_serving_error
 from scheduler.engine_options import EngineOptions
 from scheduler.frames import Commands, EngineLimits, EngineStats, Failure, NewRequest, StepFrame
-from scheduler.plan import Budget, Plan, commit, plan
+from scheduler.layered_chunk import LayeredChunk
+from scheduler.plan import Plan, commit, plan
+from scheduler.prefill_budget import Budget
 from scheduler.preparing import Preparing
 from scheduler.schedule import Schedule
 from scheduler.step_batch import step_batch
 from scheduler.step_time import StepTimeModel
-from scheduler.token_sequence import TokenSequence
+from scheduler.token_sequence import Slice, TokenSequence
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +50,8 @@ class Engine:
         self._clock = clock
         self._propose = propose
         self._events = EventLog() if records_events else None
-        self._budget = Budget(options.max_num_batched_tokens, options.pace)
+        self._chunk = LayeredChunk(runner.layered, clock)
+        self._budget = Budget(options.max_num_batched_tokens, options.pace, self._chunk.num_layers)
         self._times = times or StepTimeModel()
         self.schedule = Schedule(
             BlockPool(runner.num_blocks, runner.block_size, self._events),
@@ -126,18 +129,13 @@ class Engine:
         start = self._clock()
         self._expire(start)
         self._take_prepared()
-        work = plan(self.schedule, self._budget, self._times)
+        work = plan(self.schedule, self._budget, self._times, self._chunk.part)
         self._update_rows(work)
         scheduled = [(sequence.number, start) for sequence in work.started if not sequence.scheduled]
         for sequence in work.started:
             sequence.scheduled = sequence.scheduled or start
-        output = self._run(work)
+        events = self._run_slices(work, start) + self._run_layers(work)
         end = self._clock()
-        events = []
-        if output is not None:
-            self._times.observe(work.num_tokens, work.num_pairs, end - start, has_prefill=work.has_prefill)
-            self._counts.add(work, output)
-            events = self._commit(work, output)
         failures, self._failures = self._failures, []
         if self._num_failures >= MAX_FAILURES:
             raise EngineBrokenError(f"{self._num_failures} steps in a row failed")
@@ -151,6 +149,7 @@ class Engine:
         scheduled = {sequence.number for sequence in self.schedule}
         assert scheduled.isdisjoint(self._preparing.numbers)
         assert scheduled | self._preparing.numbers == self._sequences.keys()
+        assert self._chunk.part is None or self._chunk.part.sequence in self.schedule.running
 
     def close(self) -> None:
         self._runner.close()
@@ -173,36 +172,61 @@ class Engine:
     def _update_rows(self, work: Plan) -> None:
         """Tell the runner who holds which row. A sequence it cannot take fails alone."""
         for sequence in work.preempted:
+            self._chunk.drop(sequence)
             self._runner.remove(sequence.row)
         for sequence in work.started:
             try:
                 self._runner.add(sequence.row, sequence.tokens, sequence.num_prompt, sequence.sampling, sequence.seed)
             except Exception as error:
                 log.exception("a request could not be prepared")
-                work.slices = [part for part in work.slices if part.sequence is not sequence]
+                work.leave_out(sequence)
                 self._fail(sequence, as_serving_error(error), has_row=False)
 
-    def _run(self, work: Plan) -> StepOutput | None:
-        """The step's outcome; None when there was none, or when it failed and so did all requests in it."""
+    def _run_slices(self, work: Plan, start: float) -> list[tuple[int, TokenEvent]]:
+        """The step itself, begun at `start`."""
         if not work.slices:
-            return None
-        batch = step_batch(work.slices, self.schedule.table, self.schedule.pool.block_size)
+            return []
+        batch = self._batch_of(work.slices)
+        output = self._outcome(work.slices, lambda: self._runner.step(batch))
+        if output is None:
+            return []
+        self._times.observe(work.load, self._clock() - start)
+        self._counts.steps += 1
+        return self._commit(work.slices, output)
+
+    def _run_layers(self, work: Plan) -> list[tuple[int, TokenEvent]]:
+        """The part of the step that takes a chunk through some of the model's layers."""
+        part, chunk = work.layered, self._chunk
+        if part is None:
+            return []
+        output = self._outcome([part], lambda: chunk.advance(part, work.num_layers, self._batch_of))
+        if output is None:
+            return []
+        self._times.observe(chunk.load, chunk.seconds)
+        return self._commit([part], output)
+
+    def _batch_of(self, slices: list[Slice]) -> StepBatch:
+        return step_batch(slices, self.schedule.table, self.schedule.pool.block_size)
+
+    def _outcome(self, slices: list[Slice], run: Callable[[], StepOutput | None]) -> StepOutput | None:
+        """What `run` brings for `slices`. None when it is not done yet, or when it failed and so did their requests."""
         try:
-            output = self._runner.step(batch)
-            if len(output.tokens) != len(work.slices):
-                raise RuntimeError(f"the runner answered {len(output.tokens)} of {len(work.slices)} slices")
+            output = run()
+            if output is not None and len(output.tokens) != len(slices):
+                raise RuntimeError(f"the runner answered {len(output.tokens)} of {len(slices)} slices")
         except Exception as error:
-            log.exception("a step of %d requests failed", len(work.slices))
+            log.exception("a step of %d requests failed", len(slices))
             self._num_failures += 1
-            for part in work.slices:
+            for part in slices:
                 self._fail(part.sequence, as_serving_error(error))
             return None
         self._num_failures = 0
         return output
 
-    def _commit(self, work: Plan, output: StepOutput) -> list[tuple[int, TokenEvent]]:
+    def _commit(self, slices: list[Slice], output: StepOutput) -> list[tuple[int, TokenEvent]]:
+        self._counts.add(slices, output)
         events = []
-        for sequence, event in commit(self.schedule, work.slices, output):
+        for sequence, event in commit(self.schedule, slices, output):
             events.append((sequence.number, event))
             self._counts.generation_tokens += len(event.tokens)
             if event.finish is not None:
@@ -211,7 +235,7 @@ class Engine:
             elif self._propose is not None and sequence.sampling.grammar is None:
                 sequence.drafts = self._propose(sequence)
         for index, error in output.failed.items():
-            self._fail(work.slices[index].sequence, error)
+            self._fail(slices[index].sequence, error)
         return events
 
     def _fail(self, sequence: TokenSequence, error: ServingError, *, has_row: bool = True) -> None:
@@ -220,6 +244,7 @@ class Engine:
 
     def _drop(self, sequence: TokenSequence, *, has_row: bool = True) -> None:
         self._forget(sequence)
+        self._chunk.drop(sequence)
         if self._preparing.discard(sequence):
             return
         is_running = bool(sequence.blocks)
@@ -247,7 +272,7 @@ class Engine:
             num_accepted_drafts_total=counts.accepted,
             num_steps_total=counts.steps,
             step_seconds=seconds,
-            step_tokens=work.num_tokens,
+            step_tokens=work.load.tokens,
             seconds_per_token=self._times.seconds_per_token,
         )
 
@@ -258,10 +283,9 @@ class _Counts:
     def __init__(self) -> None:
         self.steps = self.prompt_tokens = self.generation_tokens = self.drafts = self.accepted = 0
 
-    def add(self, work: Plan, output: StepOutput) -> None:
+    def add(self, slices: list[Slice], output: StepOutput) -> None:
         """Before the commit, while the slices still say what they were."""
-        self.steps += 1
-        for part, tokens in zip(work.slices, output.tokens, strict=True):
+        for part, tokens in zip(slices, output.tokens, strict=True):
             sequence = part.sequence
             if tokens and not sequence.has_answered:
                 self.prompt_tokens += sequence.num_prompt

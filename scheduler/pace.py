@@ -11,7 +11,9 @@ class Pace:
     """`itl_target` is the inter-token time in seconds that running streams shall keep; None adapts to the machine."""
 
     itl_target: float | None = None
-    min_chunk: int = 8  # tokens a step that prefill gets whatever the target: it must not starve
+    min_chunk: int = (
+        8  # tokens a step that prefill gets whatever the target, or goes layer by layer: it must not starve
+    )
 
     def step_seconds(self, decode_seconds: float, num_decoding: int, num_prefilling: int) -> float:
         """How long a step may take that brings `num_decoding` streams forward and has prompts to prefill.

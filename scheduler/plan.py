@@ -5,69 +5,74 @@ from math import inf
 
 from backends.api.request import FinishReason, TokenEvent, TokenLogprobs
 from backends.lm.step import StepOutput
-from scheduler.pace import Pace
+from scheduler.prefill_budget import Budget, Portion, PrefillBudget, prefill_budget
 from scheduler.schedule import Schedule
-from scheduler.step_time import StepTimeModel, num_pairs
+from scheduler.step_time import StepLoad, StepTimeModel
 from scheduler.token_sequence import Slice, TokenSequence
-
-_WORTHWHILE = 8  # tokens: a crumb of a chunk costs a slice and brings nearly nothing
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """The most a step may carry: `max_tokens` in all, prefill by time as `pace` says."""
-
-    max_tokens: int
-    pace: Pace = field(default_factory=Pace)
 
 
 @dataclass(slots=True)
 class Plan:
     """One step. `started` took a row, `preempted` gave one back (it stands in `row` until they start again).
 
-    No sequence is in both: a step that preempts lets nobody in.
+    No sequence is in both: a step that preempts lets nobody in. Apart from `slices`, the chunk `layered` goes through
+    `num_layers` layers more.
     """
 
     slices: list[Slice] = field(default_factory=list)
+    layered: Slice | None = None
+    num_layers: int = 0
     started: list[TokenSequence] = field(default_factory=list)
     preempted: list[TokenSequence] = field(default_factory=list)
-    num_tokens: int = 0
-    num_pairs: float = 0.0
-    has_prefill: bool = False
+    load: StepLoad = field(default_factory=StepLoad)  # of `slices`
 
-    def add(self, sequence: TokenSequence, count: int, num_drafts: int = 0) -> None:
-        self.slices.append(Slice(sequence, count, num_drafts))
-        self.num_tokens += count
-        self.has_prefill |= count - num_drafts > 1
-        self.num_pairs += count * (sequence.computed + (count + 1) / 2)
+    def decode(self, sequence: TokenSequence, num_drafts: int) -> None:
+        self.slices.append(Slice(sequence, 1 + num_drafts, num_drafts))
+        self.load.add_decode(1 + num_drafts, sequence.computed + 1 + num_drafts)
+
+    def prefill(self, sequence: TokenSequence, portion: Portion) -> None:
+        part = Slice(sequence, portion.count)
+        if portion.num_layers:
+            self.layered, self.num_layers = part, portion.num_layers
+        else:
+            self.slices.append(part)
+            self.load.add_chunk(portion.count, sequence.computed + portion.count)
+
+    def leave_out(self, sequence: TokenSequence) -> None:
+        self.slices = [part for part in self.slices if part.sequence is not sequence]
+        if self.layered is not None and self.layered.sequence is sequence:
+            self.layered = None
 
 
-def plan(schedule: Schedule, budget: Budget, times: StepTimeModel) -> Plan:
+def plan(schedule: Schedule, budget: Budget, times: StepTimeModel, under_way: Slice | None = None) -> Plan:
     """The next step: every running sequence moves on, then as many waiting ones start as fit.
 
     Sequences with one token to compute (and its drafts) come first in the budget; what is left of it, in tokens and
-    in time, goes to prefill in order of importance. When blocks run out, the least important running sequence is
-    preempted, which is never one that is already planned.
+    in time, goes to prefill in order of importance. A chunk `under_way` through the layers is all the prefill there is.
+    When blocks run out, the least important running sequence is preempted, which is never one that is already planned.
     """
     result = Plan()
-    prefill = _prefill_budget(schedule, budget, times)
+    prefill = prefill_budget(schedule, budget, times)
+    going_on = prefill.go_on(under_way) if under_way is not None else Portion(0)
     drafts = budget.max_tokens - len(schedule.running) - (budget.pace.min_chunk if prefill.wanted else 0)
     running, block_size, index = schedule.running, schedule.pool.block_size, 0
     while index < len(running):
         sequence = running[index]
-        count, num_drafts = len(sequence.tokens) - sequence.computed, 0
-        if count > 1:
-            count = prefill.take(count, sequence.computed)
-        elif sequence.drafts:
-            num_drafts = _num_drafts(schedule, sequence, drafts)
+        left = len(sequence.tokens) - sequence.computed
+        if under_way is not None and sequence is under_way.sequence:
+            result.prefill(sequence, going_on)
+        elif left > 1:  # its blocks are its own since it started
+            portion = prefill.take(left, sequence.computed)
+            if portion.count:
+                result.prefill(sequence, portion)
+        else:
+            num_drafts = _num_drafts(schedule, sequence, drafts) if sequence.drafts else 0
             drafts -= num_drafts
             prefill.tokens -= num_drafts
-            count += num_drafts
-        end = sequence.computed + count
-        if end > len(sequence.blocks) * block_size and not _make_room(schedule, sequence, end, result.preempted):
-            break  # it was the least important itself
-        if count:
-            result.add(sequence, count, num_drafts)
+            end = sequence.computed + 1 + num_drafts
+            if end > len(sequence.blocks) * block_size and not _make_room(schedule, sequence, end, result.preempted):
+                break  # it was the least important itself
+            result.decode(sequence, num_drafts)
         index += 1
     if schedule.waiting and not result.preempted:
         _start_waiting(schedule, prefill, result)
@@ -123,43 +128,6 @@ def _event(
     return event
 
 
-class _PrefillBudget:
-    """What is left for prefill in this step: `tokens`, and `seconds` of which `least` tokens need not keep count."""
-
-    __slots__ = ("least", "seconds", "times", "tokens", "wanted")
-
-    def __init__(self, tokens: int, seconds: float, least: int, times: StepTimeModel, *, wanted: bool) -> None:
-        self.tokens = tokens
-        self.seconds = seconds
-        self.least = least
-        self.times = times
-        self.wanted = wanted
-
-    def take(self, wanted: int, context: int) -> int:
-        """How many of `wanted` tokens of a sequence with `context` tokens computed go into this step."""
-        fitting = max(self.times.largest_chunk(self.seconds, context) if self.seconds > 0 else 0, self.least)
-        count = int(min(wanted, self.tokens, fitting))
-        if count <= 0 or (count < min(wanted, _WORTHWHILE) and not self.least):
-            return 0
-        self.tokens -= count
-        self.least = max(self.least - count, 0)
-        _, b, c = self.times.coefficients
-        self.seconds -= b * count + c * num_pairs(count, context + count)
-        return count
-
-
-def _prefill_budget(schedule: Schedule, budget: Budget, times: StepTimeModel) -> _PrefillBudget:
-    contexts = [len(s.tokens) for s in schedule.running if len(s.tokens) - s.computed == 1]
-    num_decoding = len(contexts)
-    num_prefilling = len(schedule.running) - num_decoding + len(schedule.waiting)
-    tokens = budget.max_tokens - num_decoding
-    if not num_prefilling:
-        return _PrefillBudget(tokens, inf, 0, times, wanted=False)
-    decode_seconds = times.predict(num_decoding, sum(contexts))
-    seconds = budget.pace.step_seconds(decode_seconds, num_decoding, num_prefilling) - decode_seconds
-    return _PrefillBudget(tokens, seconds, budget.pace.min_chunk, times, wanted=True)
-
-
 def _num_drafts(schedule: Schedule, sequence: TokenSequence, left: int) -> int:
     """How many of its drafts may be tried: never past its end, and never at the price of a preemption."""
     length = len(sequence.tokens)
@@ -180,14 +148,14 @@ def _make_room(schedule: Schedule, sequence: TokenSequence, length: int, preempt
     return True
 
 
-def _start_waiting(schedule: Schedule, prefill: _PrefillBudget, result: Plan) -> None:
+def _start_waiting(schedule: Schedule, prefill: PrefillBudget, result: Plan) -> None:
     """Start waiting sequences in order, as long as rows, blocks and the step's budget last.
 
     The first that finds no blocks keeps its place, and nobody overtakes it. One whose next block is just being
     computed by a running sequence is passed over: it will find the block in the cache.
     """
     for sequence in schedule.waiting[: 2 * schedule.max_num_seqs]:  # a copy, of bounded length
-        if not schedule.free_rows or prefill.tokens <= 0 or (prefill.seconds <= 0 and prefill.least <= 0):
+        if not schedule.free_rows or prefill.is_spent:
             return
         hits = _cached_prefix(schedule, sequence)
         if hits is None:
@@ -196,13 +164,13 @@ def _start_waiting(schedule: Schedule, prefill: _PrefillBudget, result: Plan) ->
         if needed + schedule.num_reserved(sequence) > schedule.pool.num_available(hits):
             return
         computed = len(hits) * schedule.pool.block_size
-        count = prefill.take(len(sequence.tokens) - computed, computed)
-        if not count:
+        portion = prefill.take(len(sequence.tokens) - computed, computed)
+        if not portion.count:
             return
         schedule.start(sequence, hits)
         _count_hits(schedule, sequence)
         result.started.append(sequence)
-        result.add(sequence, count)
+        result.prefill(sequence, portion)
 
 
 def _cached_prefix(schedule: Schedule, sequence: TokenSequence) -> list[int] | None:

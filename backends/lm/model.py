@@ -10,7 +10,7 @@ import torch
 
 from backends.lm.checkpoint import Checkpoint
 from backends.lm.config import LmConfig, Rope
-from backends.lm.ops import Attention, AttentionBatch, AttentionSpec, DecoderLayer, FusedDecoder, Linear, Ops
+from backends.lm.ops import Attention, AttentionBatch, AttentionSpec, DecoderLayer, LayerStack, Linear, Ops
 from backends.lm.plain_decoder import PlainDecoder
 from backends.lm.rope import rope_tables
 
@@ -50,6 +50,7 @@ class Decoder:
     ) -> None:
         config = self.config = checkpoint.config
         self.vocab_size = config.vocab
+        self.num_layers = config.num_layers
         self._ops = ops
         embed = checkpoint.matrix("embed")
         self._embed = ops.embedding(embed, config.embedding_scale)
@@ -70,6 +71,14 @@ class Decoder:
         """
         return self._layers(self._embed(tokens), batch)
 
+    def embed(self, tokens: np.ndarray) -> torch.Tensor:
+        """(T,) int32 -> (T, hidden), which is the caller's."""
+        return self._embed(tokens)
+
+    def advance(self, hidden: torch.Tensor, batch: AttentionBatch, first: int, end: int) -> torch.Tensor:
+        """Layers `first` to before `end` on embedded tokens, or on what the layers before them returned (`LayerStack`)."""
+        return self._layers(hidden, batch, first, end)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Rows of hidden states (N, hidden) -> (N, vocab) float32, valid until the next call."""
         logits = self._head(hidden).float()
@@ -81,10 +90,10 @@ class Decoder:
         self._ops.close()
 
 
-def _joined(ops: Ops, layers: list[DecoderLayer], final_norm: torch.Tensor, config: LmConfig) -> FusedDecoder:
+def _joined(ops: Ops, layers: list[DecoderLayer], final_norm: torch.Tensor, config: LmConfig) -> LayerStack:
     """As one call where the ops offer that, else operation by operation."""
     fuse = getattr(ops, "fuse", None)
-    fused: FusedDecoder | None = fuse(layers, final_norm, config.norm_eps) if fuse else None
+    fused: LayerStack | None = fuse(layers, final_norm, config.norm_eps) if fuse else None
     return fused or PlainDecoder(ops, layers, final_norm, config)
 
 

@@ -83,11 +83,17 @@ class DecoderLayer:
     post_ffn_norm: torch.Tensor | None = None
 
 
-class FusedDecoder(Protocol):
-    """All layers and the final norm in one call, with the same result as the single operations."""
+class LayerStack(Protocol):
+    """A decoder's layers and its final norm."""
 
-    def __call__(self, hidden: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
-        """Embedded tokens (T, hidden), overwritten -> last hidden states (T, hidden), valid until the next call."""
+    def __call__(
+        self, hidden: torch.Tensor, batch: AttentionBatch, first: int = 0, end: int | None = None
+    ) -> torch.Tensor:
+        """Layers `first` to before `end` (all that follow with None) on `hidden` (T, hidden), which is overwritten.
+
+        Layer 0 takes embedded tokens, any other what the layers before it returned. Returns the last hidden states
+        (T, hidden), valid until the next call, if the last layer is among them.
+        """
         ...
 
 
@@ -130,7 +136,7 @@ class Ops(Protocol):
         """Give threads and memory back. Nothing is called afterwards."""
         ...
 
-    # def fuse(self, layers: list[DecoderLayer], final_norm: torch.Tensor, eps: float) -> FusedDecoder | None
+    # def fuse(self, layers: list[DecoderLayer], final_norm: torch.Tensor, eps: float) -> LayerStack | None
     # may be offered too: None, or no such method, means that the layers are to be run operation by operation.
 
 

@@ -7,7 +7,7 @@ from backends.lm.ops import AttentionBatch, DecoderLayer, Ops
 
 
 class PlainDecoder:
-    """See `ops.FusedDecoder`.
+    """See `ops.LayerStack`.
 
     Hidden states travel as a residual stream and the last block's update, added where the next norm reads both.
     """
@@ -20,14 +20,18 @@ class PlainDecoder:
         self._head_dim = config.head_dim
         self._sizes = [config.q_size, config.kv_size, config.kv_size]
 
-    def __call__(self, hidden: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+    def __call__(
+        self, hidden: torch.Tensor, batch: AttentionBatch, first: int = 0, end: int | None = None
+    ) -> torch.Tensor:
         ops, residual = self._ops, hidden
         update: torch.Tensor | None = None
-        for layer in self._layers:
+        for layer in self._layers[first:end]:
             x, residual = self._add_norm(update, residual, layer.attn_norm)
             update = self._norm(self._attend(layer, x, batch), layer.post_attn_norm)
             x, residual = self._add_norm(update, residual, layer.ffn_norm)
             update = self._norm(layer.down(ops.gated(layer.gate_up(x), layer.activation)), layer.post_ffn_norm)
+        if end is not None and end < len(self._layers):
+            return residual if update is None else residual.add_(update)
         return self._add_norm(update, residual, self._final_norm)[0]
 
     def _attend(self, layer: DecoderLayer, x: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:

@@ -13,6 +13,7 @@ from backends.api.request import SamplingParams, TokenLogprobs
 from backends.lm.batch import attention_batch
 from backends.lm.grammar_compiler import GrammarCompiler, Vocabulary
 from backends.lm.grammar_rows import GrammarRows, StepMasks
+from backends.lm.layered import LayeredChunks, LayeredModel
 from backends.lm.ops import AttentionBatch
 from backends.lm.sampler import Sampler
 from backends.lm.sampler_choice import NO_TOKEN
@@ -62,6 +63,9 @@ class LmRunner:
         self.block_size = limits.block_size
         self.fingerprint = limits.fingerprint
         self._model: PagedModel | None = model
+        self.layered = (
+            LayeredChunks(model, limits.block_size, self._outcome) if isinstance(model, LayeredModel) else None
+        )
         self._sampler = Sampler(limits.max_num_seqs, model.vocab_size, limits.eos_token_ids)
         self._prompts: dict[int, _Prompt] = {}  # of rows that want their prompt's log-probabilities
         self._compiler = GrammarCompiler(vocabulary or _no_vocabulary)
@@ -86,7 +90,10 @@ class LmRunner:
     def step(self, batch: StepBatch) -> StepOutput:
         model = self._loaded()
         attention = attention_batch(batch, self.block_size)
-        hidden = model.forward(batch.tokens, attention)
+        return self._outcome(model.forward(batch.tokens, attention), batch, attention)
+
+    def _outcome(self, hidden: torch.Tensor, batch: StepBatch, attention: AttentionBatch) -> StepOutput:
+        model = self._loaded()
         output = self._choose(model, hidden, batch, attention.positions)
         if self._prompts:
             output.prompt_logprobs = self._score_prompts(model, hidden, batch)
@@ -96,7 +103,7 @@ class LmRunner:
         """Gives the memory back. A step after it is an error."""
         if self._model is not None:
             self._model.close()
-        self._model = None
+        self._model = self.layered = None
         self._prompts.clear()
         self._grammars.close()
         self._compiler.close()

@@ -49,6 +49,27 @@ class StepOutput:
     postponed: set[int] = field(default_factory=set)
 
 
+class LayeredPrefill(Protocol):
+    """Takes a chunk of a prompt through the model a few layers at a time, with steps of other sequences in between.
+
+    One chunk at a time: `begin`, then `advance` until it brings an outcome, or `drop`.
+    """
+
+    num_layers: int
+
+    def begin(self, batch: StepBatch) -> None:
+        """A batch of one slice without drafts, whose blocks are its own until the end."""
+        ...
+
+    def advance(self, num_layers: int) -> StepOutput | None:
+        """Compute up to `num_layers` more; with the last of them, the outcome that `ModelRunner.step` would have had."""
+        ...
+
+    def drop(self) -> None:
+        """Forget the chunk: no more is written to its blocks. Nothing without one."""
+        ...
+
+
 class ModelRunner(Protocol):
     """Owns the model, the block tensors and the sampling state of each batch row. Used by one thread.
 
@@ -62,6 +83,11 @@ class ModelRunner(Protocol):
     num_blocks: int
     block_size: int
     fingerprint: str
+
+    @property
+    def layered(self) -> LayeredPrefill | None:
+        """None where the model can only be run as a whole."""
+        ...
 
     def prepare(self, sampling: SamplingParams) -> "Future[Any] | None":
         """Begin, on another thread, what must be ready before a sequence with this `grammar` is added.

@@ -56,7 +56,10 @@ class FakeClock:
 
 
 class FakeRunner:
-    """See the module. `fail_next` is raised by the next step; `on_step` sees each batch before it is computed."""
+    """See the module. `fail_next` is raised by the next step; `on_step` sees each batch before it is computed.
+
+    With `num_layers` a chunk can be taken through that many layers in turn, each an equal part of the step's time.
+    """
 
     def __init__(
         self,
@@ -68,7 +71,9 @@ class FakeRunner:
         eos_token_ids: frozenset[int] = frozenset({0}),
         clock: FakeClock | None = None,
         on_step: Callable[[StepBatch], object] = lambda batch: None,
+        num_layers: int = 1,
     ) -> None:
+        self.layered = FakeLayers(self, num_layers) if num_layers > 1 else None
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.max_model_len = max_model_len
@@ -102,11 +107,20 @@ class FakeRunner:
     def step(self, batch: StepBatch) -> StepOutput:
         self._on_step(batch)
         assert len(set(batch.rows.tolist())) == len(batch.rows)
+        self.spend(batch, 1.0)
+        return self.answer(batch)
+
+    def spend(self, batch: StepBatch, share: float) -> None:
+        """The time that this share of a step takes, and its failure if one is due."""
+        counts = np.diff(batch.query_starts)
+        pairs = float(np.sum(counts * (batch.context_lens - (counts - 1) / 2)))
         if self._clock is not None:
-            self._clock.now += 0.005 + 0.0005 * len(batch.tokens) + 1e-6 * float(batch.context_lens.sum())
+            self._clock.now += share * (0.005 + 0.0005 * len(batch.tokens) + 1e-6 * pairs)
         if self.fail_next is not None:
             error, self.fail_next = self.fail_next, None
             raise error
+
+    def answer(self, batch: StepBatch) -> StepOutput:
         self.num_tokens += len(batch.tokens)
         output = StepOutput([])
         for index in range(len(batch.rows)):
@@ -163,6 +177,46 @@ class FakeRunner:
         prompt = self._history[row][: self._num_prompt[row]]
         following = prompt[first + 1 : first + count + 1]
         output.prompt_logprobs[index] = [TokenLogprobs(token, -1.0, 1, []) for token in following]
+
+
+class FakeLayers:
+    """See `LayeredPrefill`. Keys are written with the last layer, so that whoever reads them earlier says something else."""
+
+    def __init__(self, runner: FakeRunner, num_layers: int) -> None:
+        self.num_layers = num_layers
+        self.num_chunks = 0
+        self.fail_next: Exception | None = None
+        self._runner = runner
+        self._batch: StepBatch | None = None
+        self._done = 0
+
+    @property
+    def is_busy(self) -> bool:
+        return self._batch is not None
+
+    def begin(self, batch: StepBatch) -> None:
+        assert self._batch is None, "one chunk at a time"
+        assert len(batch.rows) == 1
+        self._batch, self._done = batch, 0
+        self.num_chunks += 1
+
+    def advance(self, num_layers: int) -> StepOutput | None:
+        batch = self._batch
+        assert batch is not None
+        assert num_layers > 0
+        if self.fail_next is not None:
+            error, self.fail_next = self.fail_next, None
+            raise error
+        num_layers = min(num_layers, self.num_layers - self._done)
+        self._done += num_layers
+        self._runner.spend(batch, num_layers / self.num_layers)
+        if self._done < self.num_layers:
+            return None
+        self._batch = None
+        return self._runner.answer(batch)
+
+    def drop(self) -> None:
+        self._batch = None
 
 
 def make_runner(

@@ -28,6 +28,9 @@ class TapeBuilder:
         self._arguments: list[np.ndarray] = []
         self._places: dict[str, list[tuple[int, int, int]]] = defaultdict(list)  # name -> (task, index, offset)
 
+    def __len__(self) -> int:
+        return len(self._tasks)
+
     def add(self, task: Any, arguments: Arguments, num_args: int, like: "np.ndarray | None" = None) -> None:
         """A task with `arguments`; those not given are 0, or as in `like`."""
         row = np.zeros(num_args, dtype=np.int64) if like is None else like.copy()

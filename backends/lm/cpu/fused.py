@@ -18,7 +18,7 @@ _PANELS = Bound("panels")
 
 
 class TapeDecoder:
-    """See `ops.FusedDecoder`. Buffers grow with the largest step seen and belong to this object.
+    """See `ops.LayerStack`. Buffers grow with the largest step seen and belong to this object.
 
     Buffers are float32 rows: `update` what the last block adds to the residual stream, `qkv`, `attended`,
     `gate_up`, `result`; and `panels`, the input of the product that comes next.
@@ -39,7 +39,9 @@ class TapeDecoder:
             "result": self._hidden,
         }
         self._builder = TapeBuilder()
+        self._starts: list[int] = []  # where each layer begins on the tape
         for layer in layers:
+            self._starts.append(len(self._builder))
             self._add_attention_block(layer)
             self._add_feed_forward_block(layer)
         self._add_norm(norms.norm_task(), final_norm, Bound("result"))
@@ -48,7 +50,9 @@ class TapeDecoder:
         self._capacity = 0
         self._batch: AttentionBatch | None = None
 
-    def __call__(self, hidden: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+    def __call__(
+        self, hidden: torch.Tensor, batch: AttentionBatch, first: int = 0, end: int | None = None
+    ) -> torch.Tensor:
         tokens = hidden.shape[0]
         if tokens > self._capacity:
             self._grow(tokens)
@@ -58,8 +62,11 @@ class TapeDecoder:
         self._tape.bind("residual", hidden.data_ptr())
         self._tape.bind("residual_stride", 4 * hidden.stride(0))
         self._buffers["update"][: tokens * self._widths["update"]] = 0  # what the first norm adds
-        self._team.run(self._tape.tape)
-        return self._result[:tokens]
+        if end is None or end == len(self._starts):
+            self._team.run(self._tape.tape, self._starts[first])
+            return self._result[:tokens]
+        self._team.run(self._tape.tape, self._starts[first], self._starts[end])
+        return hidden.add_(self._update[:tokens, : self._hidden])
 
     def _add_attention_block(self, layer: DecoderLayer) -> None:
         attention: Any = layer.attention
@@ -200,6 +207,7 @@ class TapeDecoder:
         for name, buffer in self._buffers.items():
             self._tape.bind(name, buffer.ctypes.data)
         self._result = torch.from_numpy(self._buffers["result"]).view(self._capacity, self._hidden)
+        self._update = torch.from_numpy(self._buffers["update"]).view(self._capacity, self._widths["update"])
 
     def _take(self, batch: AttentionBatch) -> None:
         self._batch = batch

@@ -41,6 +41,8 @@ _STOP = 392
 _NUM_THREADS = 400
 _SIZE = 512
 
+_ENTRY_SIZE = 16  # bytes of a tape's entry: the addresses of a task and of its arguments
+
 _ITEM_BITS = 20
 _ITEM_MASK = (1 << _ITEM_BITS) - 1
 _COUNT = -1  # the item that asks a task for its number of items
@@ -94,9 +96,9 @@ def _run_together(team: int, entry: int, count: int) -> None:
 
 @cfunc(types.void(types.intp, types.intp, types.intp), cache=True)
 def _lead(team: int, tape: int, length: int) -> None:
-    """Run a tape of `length` entries (task address, args address)."""
+    """Run `length` entries (task address, args address) from address `tape` on."""
     alone = load_int(team + _NUM_THREADS) == 1
-    for entry in range(tape, tape + 16 * length, 16):
+    for entry in range(tape, tape + _ENTRY_SIZE * length, _ENTRY_SIZE):
         task, args = load_int(entry), load_int(entry + 8)
         count = call_task(task, args, _COUNT)
         if alone or count == 1:
@@ -170,9 +172,10 @@ class Team:
             helper.start()
         self._end = weakref.finalize(self, _end_helpers, self._memory)
 
-    def run(self, tape: Tape) -> None:
-        """Return when all tasks of `tape` are done, in order. Releases the GIL."""
-        self._lead(self._address, tape.address, tape.length)
+    def run(self, tape: Tape, first: int = 0, end: int | None = None) -> None:
+        """Return when all tasks of `tape`, or those from `first` to before `end`, are done in order. Releases the GIL."""
+        end = tape.length if end is None else end
+        self._lead(self._address, tape.address + _ENTRY_SIZE * first, end - first)
 
     @property
     def num_asleep(self) -> int:

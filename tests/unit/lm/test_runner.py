@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -74,9 +75,12 @@ class Driver:
             reaches = request.computed + len(known) == len(request.tokens)
             request.drafts = self.guess(request) if self.guess and reaches and request.answer else []
             parts.append((known + request.drafts, reaches))
-        output = self.runner.step(self._batch(rows, parts))
+        output = self.compute(self._batch(rows, parts))
         for index, (request, (part, _)) in enumerate(zip(rows.values(), parts, strict=True)):
             self._take(request, output, index, len(part))
+
+    def compute(self, batch: StepBatch) -> StepOutput:
+        return self.runner.step(batch)
 
     def _take(self, request: Request, output: StepOutput, index: int, count: int) -> None:
         tokens = output.tokens[index]
@@ -99,6 +103,20 @@ class Driver:
             samples=np.array([reaches for _, reaches in parts]),
             num_drafts=np.array([len(request.drafts) for request in rows.values()], np.int32),
         )
+
+
+class LayerByLayer(Driver):
+    """Takes a batch through one layer at a time, and calls `between` after each."""
+
+    between: Callable[[], None] = staticmethod(lambda: None)
+
+    def compute(self, batch: StepBatch) -> StepOutput:
+        layered = self.runner.layered
+        assert layered is not None
+        layered.begin(batch)
+        while (output := layered.advance(1)) is None:
+            self.between()
+        return output
 
 
 def options(folder: Path, **changes: Any) -> LmOptions:
@@ -165,6 +183,23 @@ def test_a_greedy_answer_alone_is_that_of_a_batch(
         assert alone.answer == expected[row]
 
 
+def test_chunks_that_go_layer_by_layer_between_the_steps_of_a_stream_change_neither(
+    runner: LmRunner, prompts: list, expected: list, no_eos: SamplingParams
+) -> None:
+    stream, prompt = Request(prompts[1], no_eos), Request(prompts[4], no_eos)
+    scored = msgspec.structs.replace(no_eos, prompt_logprobs=0)
+    streaming, layers = Driver(runner), LayerByLayer(runner, chunk=40)
+    runner.add(7, stream.tokens, len(stream.prompt), no_eos, 0)
+    layers.between = lambda: streaming._step({7: stream}) if len(stream.answer) < 12 else None
+    layers.run([prompt])
+    runner.remove(7)
+    assert (stream.answer, prompt.answer) == (expected[1], expected[4])
+    whole, parts = Request(prompts[4], scored), Request(prompts[4], scored)
+    Driver(runner, chunk=40).run([whole])
+    LayerByLayer(runner, chunk=40).run([parts])
+    assert parts.prompt_logprobs == whole.prompt_logprobs
+
+
 def test_a_gguf_and_other_models_run_alike(tiny: Callable, folder_of: Callable, no_eos: SamplingParams) -> None:
     reference = tiny("gpt_neox", max_position_embeddings=128)
     other = load_runner(Path(), options(folder_of(reference)))
@@ -174,6 +209,7 @@ def test_a_gguf_and_other_models_run_alike(tiny: Callable, folder_of: Callable, 
     )
     request = Request(ids[0].tolist(), no_eos)
     Driver(other, chunk=2).run([request])
+    assert other.layered is None
     assert request.answer == want[0, 5:].tolist()
 
 

@@ -102,6 +102,8 @@ def test_alone_together_in_chunks_warm_and_preempted_it_says_what_transformers_s
     assert_same(answers(warm, prompts), expected, margins)
     assert warm.schedule.num_cache_hits > 0
     assert_same(answers(cold(runner, max_num_seqs=8, max_num_batched_tokens=16), prompts), expected, margins)
+    no_time = 1e-3  # milliseconds, so that prompts go through the model a layer at a time while others stream
+    assert_same(answers(cold(runner, max_num_seqs=16, itl_target_ms=no_time), prompts), expected, margins)
     runner.close()
     small = load_runner(Path(), LmOptions(**options, num_gpu_blocks_override=38))
     tight = cold(small, max_num_seqs=16)

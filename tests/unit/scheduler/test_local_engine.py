@@ -237,7 +237,7 @@ def test_settings_are_read_from_text_and_strangers_left_alone():
 def test_calibration_learns_the_runners_step_time():
     clock = FakeClock()
     times = calibrate(FakeRunner(clock=clock, num_blocks=100), OPTIONS, clock)
-    a, b, _ = times.coefficients
+    a, b, *_ = times.coefficients
     assert (a, b) == (pytest.approx(0.005, rel=0.2), pytest.approx(0.0005, rel=0.2))
 
 

@@ -7,63 +7,77 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.pace import Pace
-from scheduler.step_time import StepTimeModel, num_pairs
+from scheduler.step_time import StepLoad, StepTimeModel, chunk_load, num_pairs
 
-A, B, C = 0.010, 0.0008, 1e-7
+A, B, C, D = 0.010, 0.0008, 1e-7, 4e-7
 
 
-def true_time(tokens: int, pairs: float) -> float:
-    return A + B * tokens + C * pairs
+def true_time(load: StepLoad) -> float:
+    return A + B * load.tokens + C * load.chunk_pairs + D * load.decode_pairs
 
 
 def learned(steps: int = 400, noise: float = 0.0, seed: int = 1) -> StepTimeModel:
     rng, model = random.Random(seed), StepTimeModel()
     for step in range(steps):
-        decoding = rng.randrange(1, 30)
-        tokens, pairs = decoding, decoding * rng.randrange(10, 1000)
+        load = StepLoad()
+        for _ in range(rng.randrange(1, 30)):
+            load.add_decode(1, rng.randrange(10, 3000))
         if step % 3 == 0:
             chunk = rng.randrange(16, 256)
-            tokens, pairs = tokens + chunk, pairs + num_pairs(chunk, chunk + rng.randrange(500))
-        seconds = true_time(tokens, pairs) * (1 + noise * rng.uniform(-1, 1))
-        model.observe(tokens, pairs, seconds, has_prefill=step % 3 == 0)
+            load.add_chunk(chunk, chunk + rng.randrange(3000))
+        model.observe(load, true_time(load) * (1 + noise * rng.uniform(-1, 1)))
     return model
 
 
 def test_it_learns_the_machine():
-    assert learned().coefficients == pytest.approx((A, B, C), rel=0.05)
+    assert learned().coefficients == pytest.approx((A, B, C, D), rel=0.05)
+
+
+def test_a_few_chunks_teach_it_what_no_guess_came_near():
+    model = StepTimeModel()
+    for context in range(100, 3000, 60):
+        load = StepLoad(4, decode_pairs=4 * context)
+        model.observe(load, 0.007)
+    for context in range(200, 2000, 100):
+        load = chunk_load(100, context)
+        model.observe(load, 0.005 + 0.0005 * 100 + 5e-6 * load.chunk_pairs)
+    assert model.coefficients.chunk_pair == pytest.approx(5e-6, rel=0.2)
 
 
 def test_noise_is_averaged():
     model = learned(noise=0.2)
-    for tokens, pairs in ((1, 100), (30, 9000), (256, 40000)):
-        assert model.predict(tokens, pairs) == pytest.approx(true_time(tokens, pairs), rel=0.1)
+    for load in (StepLoad(1, 0, 100), StepLoad(30, 0, 9000), StepLoad(256, 40000, 0)):
+        assert model.predict(load) == pytest.approx(true_time(load), rel=0.1)
 
 
 def test_a_hiccup_of_the_machine_changes_little():
-    model = learned()
-    model.observe(10, 1000, 5.0, has_prefill=False)
-    assert model.predict(10, 1000) < 1.5 * true_time(10, 1000)
+    model, load = learned(), StepLoad(10, 0, 1000)
+    model.observe(load, 5.0)
+    assert model.predict(load) < 1.5 * true_time(load)
 
 
 def test_a_thousand_decode_steps_do_not_make_it_forget_prefill():
-    model = learned()
+    model, small, large = learned(), StepLoad(4, 0, 800), StepLoad(260, 20000, 800)
     for _ in range(1000):
-        model.observe(4, 800, true_time(4, 800), has_prefill=False)
-    assert model.predict(260, 20000) == pytest.approx(true_time(260, 20000), rel=0.1)
+        model.observe(small, true_time(small))
+    assert model.predict(large) == pytest.approx(true_time(large), rel=0.1)
 
 
 def test_it_follows_a_machine_that_becomes_slower():
-    model = learned()
+    model, load = learned(), StepLoad(8, 0, 800)
     for _ in range(300):
-        model.observe(8, 800, 2 * true_time(8, 800), has_prefill=False)
-    assert model.predict(8, 800) == pytest.approx(2 * true_time(8, 800), rel=0.1)
+        model.observe(load, 2 * true_time(load))
+    assert model.predict(load) == pytest.approx(2 * true_time(load), rel=0.1)
 
 
-@given(st.lists(st.tuples(st.integers(1, 4000), st.integers(1, 10**7), st.floats(0, 10), st.booleans()), max_size=30))
+LOADS = st.builds(StepLoad, st.integers(1, 4000), st.floats(0, 1e7), st.floats(0, 1e6))
+
+
+@given(st.lists(st.tuples(LOADS, st.floats(0, 10)), max_size=30))
 def test_whatever_it_sees_its_answers_make_sense(samples):
     model = StepTimeModel()
-    for tokens, pairs, seconds, has_prefill in samples:
-        model.observe(tokens, pairs, seconds, has_prefill=has_prefill)
+    for load, seconds in samples:
+        model.observe(load, seconds)
     assert min(model.coefficients) >= 0
     assert model.largest_chunk(0.1, 100) >= model.largest_chunk(0.05, 100) >= 0
 
@@ -72,7 +86,7 @@ def test_whatever_it_sees_its_answers_make_sense(samples):
 def test_the_largest_chunk_takes_the_time_it_is_given(seconds, context):
     model = learned(40)
     chunk = model.largest_chunk(seconds, context)
-    _, b, c = model.coefficients
+    _, b, c, _ = model.coefficients
     assert b * chunk + c * num_pairs(chunk, context + chunk) == pytest.approx(seconds + c * chunk / 2, rel=0.01)
 
 

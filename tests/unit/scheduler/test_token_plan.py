@@ -8,9 +8,10 @@ from backends.api.request import FinishReason, SamplingParams
 from backends.lm.step import StepOutput
 from kvcache.blocks import BlockPool
 from scheduler.pace import Pace
-from scheduler.plan import Budget, Plan, commit, plan
+from scheduler.plan import Plan, commit, plan
+from scheduler.prefill_budget import Budget
 from scheduler.schedule import Schedule
-from scheduler.step_time import StepTimeModel
+from scheduler.step_time import StepLoad, StepTimeModel
 from scheduler.token_sequence import TokenSequence
 
 FREE_PACE = Pace(itl_target=1e9)  # time is no limit
@@ -44,7 +45,7 @@ class Bench:
 
     def plan(self) -> Plan:
         result = plan(self.schedule, self.budget, self.times)
-        assert result.num_tokens == sum(part.count for part in result.slices) <= self.budget.max_tokens
+        assert result.load.tokens == sum(part.count for part in result.slices) <= self.budget.max_tokens
         return result
 
     def commit(self, result: Plan, tokens: dict[TokenSequence, list[int]] | None = None):
@@ -287,9 +288,9 @@ def test_prefill_beside_streams_is_sized_by_time_and_never_starves():
     stream = bench.add(4)
     bench.step()
     for _ in range(20):  # a machine of 10 ms and 1 ms a token
-        bench.times.observe(1, 10, 0.011, has_prefill=False)
-        bench.times.observe(101, 5000, 0.111, has_prefill=True)
-        bench.times.observe(301, 45000, 0.311, has_prefill=True)
+        bench.times.observe(StepLoad(1, 0, 10), 0.011)
+        bench.times.observe(StepLoad(101, 5000, 10), 0.111)
+        bench.times.observe(StepLoad(301, 45000, 10), 0.311)
     prompt = bench.add([7] * 2000)
     chunk = bench.step()[prompt.number]
     assert chunk == 16  # 11 tokens would double the step, 16 is the least

@@ -1,0 +1,101 @@
+"""How much of which prompt goes into the next step beside the streams that run."""
+
+from dataclasses import dataclass, field
+from math import inf
+
+from scheduler.pace import Pace
+from scheduler.schedule import Schedule
+from scheduler.step_time import StepLoad, StepTimeModel, chunk_load, num_pairs
+from scheduler.token_sequence import Slice
+
+_WORTHWHILE = 8  # tokens: a crumb of a chunk costs a slice and brings nearly nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The most a step may carry: `max_tokens` in all, prefill by time as `pace` says.
+
+    `num_layers` is how many steps the model can spread a chunk of a prompt over; 1 if it can only be run as a whole.
+    """
+
+    max_tokens: int
+    pace: Pace = field(default_factory=Pace)
+    num_layers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """What a step does for a prompt: `count` tokens, through all layers of the model or through `num_layers` of them."""
+
+    count: int
+    num_layers: int = 0
+
+
+class PrefillBudget:
+    """What is left for prefill in this step: `tokens`, and `seconds` of which `least` tokens need not keep count.
+
+    Where fewer than `least` fit into the time, a larger chunk takes all of it, and that of the following steps, on its
+    way through the model's layers ("layered prefill", arXiv 2510.08055). That keeps the pace where a few tokens of a
+    long prompt would not: they look at all tokens before them, and read as many weights as a large chunk.
+    """
+
+    __slots__ = ("_layers", "_times", "least", "seconds", "tokens", "wanted")
+
+    def __init__(
+        self, tokens: int, seconds: float, least: int, times: StepTimeModel, *, num_layers: int, wanted: bool
+    ) -> None:
+        """`num_layers` 1: the model can only be run as a whole. `wanted`: there is a prompt to compute."""
+        self.tokens = tokens
+        self.seconds = seconds
+        self.least = least
+        self.wanted = wanted
+        self._times = times
+        self._layers = num_layers
+
+    @property
+    def is_spent(self) -> bool:
+        return self.tokens <= 0 or (self.seconds <= 0 and self.least <= 0)
+
+    def take(self, wanted: int, context: int) -> Portion:
+        """How many of `wanted` tokens of a sequence with `context` tokens computed go into this step."""
+        if self.is_spent:
+            return Portion(0)
+        fitting = self._fitting(self.seconds, context)
+        if fitting < min(wanted, self.least) and self._layers > 1:
+            fitting = self._fitting(self.seconds * self._layers - self._times.coefficients.step, context)
+            return self._spread(int(min(wanted, self.tokens, max(fitting, self.least))), context)
+        count = int(min(wanted, self.tokens, max(fitting, self.least)))
+        if count < min(wanted, _WORTHWHILE) and not self.least:
+            return Portion(0)
+        self.tokens -= count
+        self.least = max(self.least - count, 0)
+        each = self._times.coefficients
+        self.seconds -= each.token * count + each.chunk_pair * num_pairs(count, context + count)
+        return Portion(count)
+
+    def go_on(self, part: Slice) -> Portion:
+        """For a chunk on its way through the layers, all there is."""
+        return self._spread(part.count, part.sequence.computed)
+
+    def _spread(self, count: int, context: int) -> Portion:
+        whole = self._times.predict(chunk_load(count, context + count))
+        layers = max(1, int(self._layers * self.seconds / whole))
+        self.tokens = 0
+        return Portion(count, layers)
+
+    def _fitting(self, seconds: float, context: int) -> float:
+        return self._times.largest_chunk(seconds, context) if seconds > 0 else 0
+
+
+def prefill_budget(schedule: Schedule, budget: Budget, times: StepTimeModel) -> PrefillBudget:
+    """What the running streams leave of the next step."""
+    contexts = [len(s.tokens) for s in schedule.running if len(s.tokens) - s.computed == 1]
+    num_decoding = len(contexts)
+    num_prefilling = len(schedule.running) - num_decoding + len(schedule.waiting)
+    tokens = budget.max_tokens - num_decoding
+    if not num_prefilling:
+        return PrefillBudget(tokens, inf, 0, times, num_layers=1, wanted=False)
+    decode_seconds = times.predict(StepLoad(num_decoding, decode_pairs=sum(contexts)))
+    seconds = budget.pace.step_seconds(decode_seconds, num_decoding, num_prefilling) - decode_seconds
+    least = budget.pace.min_chunk
+    return PrefillBudget(tokens, seconds, least, times, num_layers=budget.num_layers, wanted=True)
