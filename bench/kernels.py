@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from backends.lm.attention.numba_paged import NumbaPagedAttention
 from backends.lm.cpu import cpu_ops
 from backends.lm.ops import AttentionBatch, AttentionSpec, DecoderLayer
 from backends.lm.weights import Weight
@@ -124,6 +125,8 @@ def batch_of(lengths: list[int], counts: list[int]) -> tuple[AttentionBatch, int
 WORKLOADS = {
     "decode 1 at 128": ([128], [1]),
     "decode 1 at 512": ([512], [1]),
+    "decode 1 at 2048": ([2048], [1]),
+    "decode 1 at 8000": ([8000], [1]),
     "decode 4 at 192": ([192] * 4, [1] * 4),
     "decode 16 at 192": ([192] * 16, [1] * 16),
     "decode 32 at 192": ([192] * 32, [1] * 32),
@@ -131,7 +134,17 @@ WORKLOADS = {
     "prefill 128": ([128], [128]),
     "prefill 512": ([512], [512]),
     "chunk 64 at 2048": ([2048], [64]),
+    "chunk 64 at 8000": ([8000], [64]),
 }
+
+
+def fill(layers: list[NumbaPagedAttention], num_blocks: int) -> None:
+    """Write to every block of the pools: memory that never was is one page of zeros, which is quick to read."""
+    tokens = num_blocks * BLOCK
+    everything, _ = batch_of([BLOCK] * num_blocks, [BLOCK] * num_blocks)
+    q, k, v = torch.randn(tokens, 9, 64), torch.randn(tokens, 3, 64), torch.randn(tokens, 3, 64)
+    for layer in layers:
+        layer(q, k, v, everything)
 
 
 def attention(threads: int) -> Iterator[Result]:
@@ -141,6 +154,7 @@ def attention(threads: int) -> Iterator[Result]:
         for name, (lengths, counts) in WORKLOADS.items():
             batch, num_blocks = batch_of(lengths, counts)
             layers = [ops.attention(SPEC, num_blocks, BLOCK) for _ in range(LAYERS)]
+            fill(layers, num_blocks)
             tokens = sum(counts)
             q, k, v = torch.randn(tokens, 9, 64), torch.randn(tokens, 3, 64), torch.randn(tokens, 3, 64)
             pairs = sum(c * n - c * (c - 1) // 2 for n, c in zip(lengths, counts, strict=True))

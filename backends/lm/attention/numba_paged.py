@@ -1,4 +1,4 @@
-"""Paged attention on x86: the pool of a layer and the two tasks over it, compiled on the machine they run on."""
+"""Paged attention on x86: the pool of a layer and the tasks over it, compiled on the machine they run on."""
 
 import numpy as np
 import torch
@@ -18,16 +18,17 @@ from backends.lm.attention.paged_args import (
     OUT_STRIDE,
     Q_STRIDE,
     SCALE,
+    SPAN,
     V_STRIDE,
     VALUES,
     WINDOW,
     K,
     Q,
     V,
-    batch_args,
 )
-from backends.lm.attention.paged_attend import attend_task
+from backends.lm.attention.paged_attend import attend_task, join_task
 from backends.lm.attention.paged_pool import MAX_HEAD_DIM, group_bytes, write_task
+from backends.lm.attention.paged_work import Workspace, span_of
 from backends.lm.cpu.memory import aligned
 from backends.lm.cpu.team import Tape, Team
 from backends.lm.cpu.tiles import TILE
@@ -67,12 +68,15 @@ class NumbaPagedAttention:
                 HEAD_DIM: spec.head_dim,
                 BLOCK_SIZE: block_size,
                 BLOCK_GROUPS: -(-block_size // TILE),
+                SPAN: span_of(block_size),
                 WINDOW: spec.window,
                 OUT_STRIDE: 4 * spec.num_heads * spec.head_dim,
             }
         )
         self.args.view(np.float64)[[SCALE, CAP]] = spec.scale, spec.softcap
-        self.tape = Tape([(write_task(kv_form), self.args), (attend_task(kv_form), self.args)])
+        tasks = (write_task(kv_form), attend_task(kv_form), join_task())
+        self.tape = Tape([(task, self.args) for task in tasks])
+        self.workspace = Workspace(spec, span_of(block_size))
         self._out = torch.empty(0, spec.num_heads * spec.head_dim)
         self._batch: AttentionBatch | None = None
 
@@ -83,7 +87,7 @@ class NumbaPagedAttention:
             self.args[OUT] = self._out.data_ptr()
         if batch is not self._batch:
             self._batch = batch
-            self._batch_args = batch_args(self.spec, batch)
+            self._batch_args = self.workspace.batch_args(batch)
             self._set(self._batch_args.values)
         rows = [_rows(x) for x in (q, k, v)]
         args = self.args

@@ -29,6 +29,7 @@ class TapeDecoder:
         self._team = team
         self._eps = int(np.float64(eps).view(np.int64))
         self._spec: AttentionSpec = layers[0].attention.spec  # type: ignore[attr-defined]
+        self._workspace: Any = layers[0].attention.workspace  # type: ignore[attr-defined]
         self._hidden = layers[0].qkv.in_features
         self._products: list[Any] = [p for layer in layers for p in (layer.qkv, layer.o, layer.gate_up, layer.down)]
         self._widths = {
@@ -211,7 +212,7 @@ class TapeDecoder:
 
     def _take(self, batch: AttentionBatch) -> None:
         self._batch = batch
-        self._batch_args = paged.batch_args(self._spec, batch)
+        self._batch_args = self._workspace.batch_args(batch)
         for index, value in self._batch_args.values.items():
             self._tape.bind(f"batch {index}", value)
         self._tape.bind("positions", batch.positions.ctypes.data)
