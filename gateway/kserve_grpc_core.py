@@ -115,10 +115,11 @@ class Call:
         self._lock = threading.Lock()
         self._num_operations = 1  # the status
         self._has_begun = False  # the initial metadata has been sent
+        self._is_watched = False  # the call's close has been asked for
 
     def start(self) -> None:
-        self.operate((cygrpc.ReceiveCloseOnServerOperation(_NO_FLAGS),), self._on_close)
-        self.read()
+        """Called once, on the polling thread."""
+        raise NotImplementedError
 
     def invocation_metadata(self) -> Any:
         """For `Front.admit` and `accept`, which take a call for grpc's context."""
@@ -129,6 +130,14 @@ class Call:
         gate = self.calls.front.service.gate
         if gate is not None:
             gate.authenticate(bearer(self.metadata))
+
+    def watch(self) -> None:
+        """Have `client_left` called if the client leaves before the end of the call. Nothing after `finish`."""
+        with self._lock:
+            watching = self._watching()
+            self._num_operations += len(watching)
+        if watching:
+            self._core.start_server_batch(watching, self._on_close)
 
     def read(self) -> None:
         """Ask for the next message, which comes to `received`."""
@@ -142,7 +151,9 @@ class Call:
         message = () if content is None else (cygrpc.SendMessageOperation(content, _NO_FLAGS),)
         text = status.text.encode(errors="replace")
         last = cygrpc.SendStatusFromServerOperation((), status.code.value[0], text, _NO_FLAGS)
-        self._core.start_server_batch((*self._beginning(), *message, last), self.ended)
+        with self._lock:
+            watching = self._watching()  # the close of a call must be asked for once
+        self._core.start_server_batch((*self._beginning(), *message, last, *watching), self.ended)
 
     def operate(self, operations: Sequence[Any], then: Callable[[Any], Ended]) -> None:
         with self._lock:
@@ -167,6 +178,13 @@ class Call:
             return ()
         self._has_begun = True
         return (cygrpc.SendInitialMetadataOperation((), _NO_FLAGS),)
+
+    def _watching(self) -> Sequence[Any]:
+        """Under the lock."""
+        if self._is_watched:
+            return ()
+        self._is_watched = True
+        return (cygrpc.ReceiveCloseOnServerOperation(_NO_FLAGS),)
 
     def _on_close(self, event: Any) -> Ended:
         if event.batch_operations[0].cancelled():

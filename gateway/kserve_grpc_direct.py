@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _NO_MESSAGE = Status(grpc.StatusCode.UNIMPLEMENTED, f'"{_INFER}" requires exactly one request message.')
-_GONE = "the client has gone"
 
 
 def direct_calls(server: grpc.Server, front: Front, pool: Executor, max_concurrent: int) -> DirectCalls | None:
@@ -39,23 +38,24 @@ def direct_calls(server: grpc.Server, front: Front, pool: Executor, max_concurre
 
 
 class InferCall(Call):
-    """One ModelInfer call: one message, one answer."""
+    """One ModelInfer call: one message, one answer. Watched only while a model is at it, which a quick one has done at once."""
 
     def __init__(self, calls: DirectCalls, event: Any) -> None:
         super().__init__(calls, event)
         self._received = time.monotonic()
         self._deadline = deadline_after(self._received, event.call_details.deadline - time.time())
-        self._is_gone = False
         self._request: InferenceRequest | None = None
         self._form: AnswerForm | None = None
         self._release: Release = nothing_to_release
 
     # On the polling thread
 
+    def start(self) -> None:
+        self.read()
+
     def client_left(self) -> None:
-        self._is_gone = True
-        if self._request is not None:
-            self._request.stream.cancel(_GONE)
+        assert self._request is not None
+        self._request.stream.cancel("the client has gone")
 
     def received(self, content: bytes | None) -> None:
         if self.calls.is_full:
@@ -86,10 +86,10 @@ class InferCall(Call):
         request.times.received = self._received
         request.deadline = self._deadline
         self._request = request
-        if self._is_gone:
-            request.stream.cancel(_GONE)
         front.submit(model, request)
         request.stream.notify(self._on_answer)
+        if not request.stream.ended:
+            self.watch()
 
     # On the thread of whoever ends the request
 

@@ -39,7 +39,8 @@ class StreamCall(Call):
             self._end = status_of(error)
         if self.calls.is_full:
             self._end = BUSY
-        super().start()
+        self.watch()
+        self.read()
         if self._end is not None:
             self.wake()
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from backends.api.stream import on_loop
+from backends.api.wakes import LoopWake
 from openai_api.choice import Choice, Delta
 from openai_api.sse import EventStream
 
@@ -19,7 +19,7 @@ class Pump:
         self._events = events
         self._render = render
         self._loop = asyncio.get_running_loop()
-        self._wake = on_loop(self._on_news)
+        self._wake = LoopWake(self._on_news)
         self._unwritten: asyncio.Future[bytes]
 
     async def run(self) -> bytes:

@@ -12,37 +12,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
-from backends.api.base import Gate
 from backends.api.errors import Code, ServingError
 from scheduler.alarm import Alarm
 from scheduler.batch import QUEUE_FULL, BatchPolicy, BatchQueue, Waiting, next_batch, refusal
+from scheduler.seats import Seat, Seats
 
 STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 _LONGEST_WAIT = 3600.0  # seconds; a thread that wakes early only looks again
-
-
-Run = Callable[[list[Waiting]], None]
-
-
-class Seat:
-    """Where one thread waits for work. `gate` is held while it is closed; only the scheduler opens it.
-
-    Whoever has more to wait for than work brings a gate of its own. `run` runs a batch as the thread would, for others
-    to call while it sits idle; None where only the thread itself may.
-    """
-
-    __slots__ = ("busy", "called", "gate", "leaving", "lent", "run", "timing")
-
-    def __init__(self, gate: Gate | None = None) -> None:
-        self.gate: Gate = threading.Lock() if gate is None else gate
-        if gate is None:
-            self.gate.acquire()
-        self.called = False  # the gate was opened and the thread has not come back yet
-        self.timing = False  # it waits for a batch's delay to pass
-        self.busy = False  # it has a batch
-        self.leaving = False  # it was dismissed
-        self.lent = False  # somebody else runs a batch in its place
-        self.run: Run | None = None
 
 
 class BatchScheduler:
@@ -67,9 +43,7 @@ class BatchScheduler:
         self._lock = threading.Lock()
         self._queue = BatchQueue(policy)
         self._formed: deque[list[Waiting]] = deque()  # batches that wait for a thread already called
-        self._idle: list[Seat] = []
-        self._num_called = 0
-        self._num_timing = 0
+        self._seats = Seats()
         self._num_busy = 0  # batches formed and not finished
         self._smallest_preferred = min(policy.preferred, default=0)
         self._armed = inf
@@ -102,14 +76,14 @@ class BatchScheduler:
                 refused = self._make_room(waiting.level)
             is_full = queue.is_full(waiting.level)
             if not is_full:
-                joins = self._num_timing and len(queue) and waiting.key == queue.last_key
+                joins = self._seats.is_timing and len(queue) and waiting.key == queue.last_key
                 queue.add(waiting)
                 if self._on_accepted is not None:
                     self._on_accepted(waiting)
                 if not (joins and queue.num_rows < self._smallest_preferred):
-                    is_left = may_lend and self._can_lend
+                    is_left = may_lend and self._seats.can_lend
                     if not is_left:
-                        self._call_one()
+                        self._seats.call_one()
                 if queue.next_deadline < self._armed:
                     self._arm()
         self._refuse(refused)
@@ -127,22 +101,21 @@ class BatchScheduler:
 
         To ask again is to say that the last batch is finished.
         """
-        self._finish(seat)
         while True:
             with self._lock:
-                was_called = seat.called  # for a batch that only it may know of
-                self._return(seat)
+                self._finish(seat)
+                was_called = self._seats.came(seat)  # for a batch that only it may know of
                 if seat.leaving and not was_called:
-                    self._call_one()  # in place of this one, which may have been the one to wait for a delay
+                    self._seats.call_one()  # in place of this one, which may have been the one to wait for a delay
                     return None
                 batch, refused, wait = self._form()
                 if batch:
                     seat.busy = True
                     if len(self._queue):
-                        self._call_one()
+                        self._seats.call_one()
                 is_over = not batch and (self._closing or seat.leaving)
                 if not batch and not is_over:
-                    self._sit_down(seat, wait)
+                    self._seats.sit_down(seat, wait)
             self._refuse(refused)
             if batch or is_over:
                 return batch or None
@@ -154,35 +127,32 @@ class BatchScheduler:
         None when there is nothing to run now or nobody to stand in for; a batch that has to wait is left to the thread.
         """
         with self._lock:
-            if not self._can_lend:
+            if not (len(self._queue) and self._seats.can_lend):
                 return None
             batch, refused, _ = self._form()
             if batch:
-                seat = self._idle.pop()
-                seat.busy = seat.lent = True
+                seat = self._seats.lend()
+                seat.busy = True
             elif len(self._queue):
-                self._call_one()
+                self._seats.call_one()
         self._refuse(refused)
         return (seat, batch) if batch else None
 
     def take_back(self, seat: Seat) -> None:
         """The batch of a lent seat is finished, and its thread sits idle again."""
-        self._finish(seat)
         with self._lock:
-            seat.lent = False
-            if seat.leaving:
-                seat.gate.release()
-                self._call_one()
-                return
-            self._idle.append(seat)
+            self._finish(seat)
+            self._seats.take_back(seat)
             if self._closing:
-                self._call(self._idle.pop())
+                self._seats.call_all()
+            elif seat.leaving:
+                self._seats.call_one()
 
     def call(self) -> None:
         """Leave what is queued to the threads."""
         with self._lock:
             if len(self._queue):
-                self._call_one()
+                self._seats.call_one()
 
     def take_ahead(self, most: int) -> list[Waiting]:
         """More requests for a thread that has a batch, each to be run by itself: its share of what waits.
@@ -195,7 +165,7 @@ class BatchScheduler:
         refused: list[Waiting] = []
         with self._lock:
             now = time.monotonic()
-            num = 0 if self._idle or self._num_called else min(most, len(self._queue) // max(1, self._num_busy))
+            num = 0 if self._seats.num_free else min(most, len(self._queue) // max(1, self._num_busy))
             while len(taken) < num:
                 batch, late, _ = next_batch(self._queue, self._policy, now)
                 taken += batch
@@ -221,18 +191,14 @@ class BatchScheduler:
     def dismiss(self, seat: Seat) -> None:
         """Let the thread of `seat` go: after its batch, or now if it waits for work."""
         with self._lock:
-            seat.leaving = True
-            if not (seat.called or seat.lent):
-                self._stand_up(seat)
-                seat.gate.release()
+            self._seats.dismiss(seat)
 
     def close(self) -> None:
         """Refuse new requests, hand out what is queued without delay, then let every thread go."""
         with self._lock:
             self._closing = True
             self._policy = replace(self._policy, max_delay=0.0)
-            while self._idle:
-                self._call(self._idle.pop())
+            self._seats.call_all()
 
     def closed(self) -> None:
         """All threads are gone: nothing calls back any more."""
@@ -244,14 +210,9 @@ class BatchScheduler:
             waiting = list(self._queue)
             assert len(waiting) == len(self._queue) == len(set(waiting))
             assert sum(item.rows for item in waiting) == self._queue.num_rows
-            assert sum(seat.timing for seat in self._idle) == self._num_timing
+            self._seats.check()
 
     # Under the lock
-
-    @property
-    def _can_lend(self) -> bool:
-        """Whether no thread is on its way to the queue, and one that sits idle can be stood in for."""
-        return not self._num_called and not self._num_timing and bool(self._idle) and self._idle[-1].run is not None
 
     def _form(self) -> tuple[list[Waiting], list[Waiting], float]:
         if self._formed:
@@ -265,7 +226,7 @@ class BatchScheduler:
     def _make_room(self, level: int) -> list[Waiting]:
         """Form now the batches that free threads are about to take, so that the limit counts only those that wait."""
         refused = self._queue.expire(time.monotonic())
-        num_takers = len(self._idle) + self._num_called
+        num_takers = self._seats.num_free
         while self._queue.is_full(level) and len(self._formed) < num_takers:
             batch, late, _ = next_batch(self._queue, self._policy, time.monotonic(), busy=self._num_busy > 0)
             refused += late
@@ -273,42 +234,14 @@ class BatchScheduler:
                 break
             self._num_busy += 1
             self._formed.append(batch)
-            if self._num_called < len(self._formed):
-                self._call(self._idle.pop())
+            if self._seats.num_called < len(self._formed):
+                self._seats.call()
         return refused
 
-    def _call_one(self) -> None:
-        if self._idle and not self._num_called:
-            self._call(self._idle.pop())
-
-    def _call(self, seat: Seat) -> None:
-        seat.called = True
-        self._num_called += 1
-        if seat.timing:
-            seat.timing = False
-            self._num_timing -= 1
-        seat.gate.release()
-
-    def _sit_down(self, seat: Seat, wait: float) -> None:
-        self._idle.append(seat)
-        if wait != inf:
-            seat.timing = True
-            self._num_timing += 1
-
-    def _return(self, seat: Seat) -> None:
-        if seat.called:
-            seat.called = False
-            self._num_called -= 1
-            seat.gate.acquire(blocking=False)  # still open if the wait had ended by itself just before the call
-        else:
-            self._stand_up(seat)
-
-    def _stand_up(self, seat: Seat) -> None:
-        if seat in self._idle:
-            self._idle.remove(seat)
-            if seat.timing:
-                seat.timing = False
-                self._num_timing -= 1
+    def _finish(self, seat: Seat) -> None:
+        if seat.busy:
+            seat.busy = False
+            self._num_busy -= 1
 
     def _arm(self) -> None:
         self._armed = self._queue.next_deadline
@@ -316,12 +249,6 @@ class BatchScheduler:
             self._alarm.set(self._expire, self._armed)
 
     # Outside the lock
-
-    def _finish(self, seat: Seat) -> None:
-        if seat.busy:
-            seat.busy = False
-            with self._lock:
-                self._num_busy -= 1
 
     def _expire(self) -> None:
         with self._lock:

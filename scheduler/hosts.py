@@ -15,12 +15,13 @@ from backends.api.request import InferenceRequest
 from backends.api.statistics import Failure, ModelStatistics
 from backends.api.tensor import Tensor
 from scheduler.batch import Waiting
-from scheduler.dynamic import BatchScheduler, Seat
+from scheduler.dynamic import BatchScheduler
 from scheduler.endings import Endings
 from scheduler.instances import InstanceT
 from scheduler.merge import BatchLayout
 from scheduler.rate_limit import Claim
 from scheduler.request_batch import RunningBatch
+from scheduler.seats import Seat
 from scheduler.sequence import SequenceScheduler
 from scheduler.stand_in import RunTime
 from scheduler.warmup import warm_up, warm_up_requests

@@ -10,8 +10,8 @@ from typing import Generic, Protocol, TypeVar
 from backends.api.base import Placement
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import InstanceGroup, ModelConfig
-from scheduler.dynamic import Seat
 from scheduler.rate_limit import Claim, RateLimiter
+from scheduler.seats import Seat
 
 _KINDS = {"KIND_CPU": "CPU", "KIND_GPU": "GPU", "KIND_MODEL": "MODEL"}
 

@@ -12,7 +12,8 @@ from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from scheduler.alarm import Alarm
 from scheduler.batch import Waiting
-from scheduler.dynamic import STOPPING, Seat
+from scheduler.dynamic import STOPPING
+from scheduler.seats import Seat
 from scheduler.sequence_controls import SequenceControls
 from scheduler.sequence_policy import Lane, SequencePolicy
 from scheduler.sequence_table import Refused, SequenceTable

@@ -8,12 +8,13 @@ loop a batch runs at the end of the loop's turn, so requests that came together 
 import asyncio
 import time
 
+from backends.api.wakes import JoinedWakes
 from scheduler.batch import Waiting
 from scheduler.dynamic import BatchScheduler
 from scheduler.response_cache import num_input_bytes
 
 QUICK = 100e-6  # seconds of a run that may hold up an event loop: less than a body of some 50 KB takes to parse
-_TURN = 1e-3  # seconds after which the loop is let go, and the rest left to the instances' threads
+_TURN = 0.5e-3  # seconds after which a caller sees to what else it has to do
 _LARGE = 64 * 1024  # bytes of input that a model may take longer over than it used to
 _WEIGHT = 1 / 32
 
@@ -35,7 +36,8 @@ class RunTime:
 class StandIn:
     """Takes requests to the queue of a model, and while it is quick runs it on their threads, for up to `_TURN` at a time.
 
-    A thread without an event loop brings one request at a time: where requests are joined, it leaves them to gather.
+    An event loop then wakes its readers, sees to its sockets and goes on in its next turn; a thread without one leaves
+    the rest to the instances'. That brings one request at a time: where requests are joined, it leaves them to gather.
     """
 
     def __init__(self, scheduler: BatchScheduler, run_time: RunTime, *, joins: bool) -> None:
@@ -55,13 +57,28 @@ class StandIn:
         if not self._scheduler.submit(waiting, may_lend=may_lend):
             return
         if loop is None:
-            self._run()
+            if not self._run():
+                self._scheduler.call()
         elif not self._is_due:
-            self._is_due = True
-            loop.call_soon(self._run)
+            self._run_later(loop)
 
-    def _run(self) -> None:
+    def _run_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_due = True
+        loop.call_soon(self._run_turn, loop)
+
+    def _run_turn(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_due = False
+        with JoinedWakes():
+            is_done = self._run()
+        if is_done or self._is_due:
+            return
+        if self._run_time.is_quick:
+            self._run_later(loop)
+        else:
+            self._scheduler.call()
+
+    def _run(self) -> bool:
+        """Run what waits, one batch after the other, for up to `_TURN`; whether there is none left to run here."""
         end = time.monotonic() + _TURN
         while (lent := self._scheduler.lend()) is not None:
             seat, batch = lent
@@ -71,8 +88,8 @@ class StandIn:
             finally:
                 self._scheduler.take_back(seat)
             if time.monotonic() > end:
-                self._scheduler.call()
-                return
+                return False
+        return True
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

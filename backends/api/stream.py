@@ -8,6 +8,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from backends.api.errors import Code, ServingError
+from backends.api.wakes import JoinedWakes, LoopWake
 
 T = TypeVar("T")
 _FINISHED = object()
@@ -167,107 +168,35 @@ class ResponseStream(Generic[T]):
 
     def notify_on_loop(self, callback: Callable[[], object]) -> None:
         """`notify` for a reader on the running event loop, where `callback` is called; it must not raise."""
-        self.notify(on_loop(callback))
+        self.notify(LoopWake(callback))
 
     def _close(self, end: object, item: T | None) -> None:
-        wake = self._end_with(end, item)
-        if wake is not None:
-            wake()
-
-    def _end_with(self, end: object, item: T | None) -> Callable[[], object] | None:
-        """End without waking the reader, which is left to the caller."""
         with self._lock:
             if self._end is not None:
-                return None
+                return
             if item is not None:
                 self._items.append(item)
             self._end = end
             self._cancel_callbacks.clear()
             wake, self._wake = self._wake, None
-        return wake
+        if wake is not None:
+            wake()
 
     def _waiter(self) -> "asyncio.Future[None] | None":
         """A future that the writer's next act completes, or None when there is something to read now."""
         with self._lock:
             if self._items or self._end is not None:
                 return None
-            loop = asyncio.get_running_loop()
-            future: asyncio.Future[None] = loop.create_future()
-            self._wake = _LoopWake(loop, partial(_complete, future))
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._wake = LoopWake(partial(_complete, future))
             return future
 
 
 def finish_all(answers: Iterable[tuple[ResponseStream[T], T]]) -> None:
-    """`finish` for each, with readers on an event loop of another thread woken together: once a batch, not a request."""
-    sleeping: dict[asyncio.AbstractEventLoop, list[Callable[[], object]]] = {}
-    for stream, item in answers:
-        wake = stream._end_with(_FINISHED, item)
-        if isinstance(wake, _LoopWake) and not wake.is_here:
-            sleeping.setdefault(wake.loop, []).append(wake.callback)
-        elif wake is not None:
-            wake()
-    for loop, callbacks in sleeping.items():
-        _call_on(loop, callbacks)
-
-
-class JoinedWakes:
-    """A context in which a thread's wakes of readers on event loops are gathered, and go out together at its end."""
-
-    def __enter__(self) -> None:
-        _gathered.wakes = {}
-
-    def __exit__(self, *_: object) -> None:
-        wakes, _gathered.wakes = _gathered.wakes, None
-        for loop, callbacks in (wakes or {}).items():
-            _call_on(loop, callbacks)
-
-
-def on_loop(callback: Callable[[], object]) -> Callable[[], None]:
-    """For `notify`, any number of times: has `callback` called on the running event loop, whoever writes."""
-    return _LoopWake(asyncio.get_running_loop(), callback)
-
-
-class _LoopWake:
-    """Calls `callback` on the event loop of a reader that waits there, from any thread."""
-
-    __slots__ = ("_thread", "callback", "loop")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
-        self.loop = loop
-        self.callback = callback
-        self._thread = threading.get_ident()
-
-    @property
-    def is_here(self) -> bool:
-        return threading.get_ident() == self._thread
-
-    def __call__(self) -> None:
-        if self.is_here:
-            self.callback()
-        else:
-            _call_on(self.loop, [self.callback])
-
-
-class _Gathered(threading.local):
-    wakes: "dict[asyncio.AbstractEventLoop, list[Callable[[], object]]] | None" = None
-
-
-_gathered = _Gathered()
-
-
-def _call_on(loop: asyncio.AbstractEventLoop, callbacks: list[Callable[[], object]]) -> None:
-    if _gathered.wakes is not None:
-        _gathered.wakes.setdefault(loop, []).extend(callbacks)
-        return
-    try:
-        loop.call_soon_threadsafe(_call_all, callbacks)
-    except RuntimeError:
-        return  # the readers' loop has closed: nobody is left to wake
-
-
-def _call_all(callbacks: list[Callable[[], object]]) -> None:
-    for callback in callbacks:
-        callback()
+    """`finish` for each, with readers on event loops woken together: once a batch, not a request."""
+    with JoinedWakes():
+        for stream, item in answers:
+            stream.finish(item)
 
 
 def _complete(future: "asyncio.Future[None]") -> None:

@@ -13,7 +13,7 @@ from backends.api.base import Placement, RequestBatch
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from backends.api.request import InferenceRequest
-from backends.api.stream import JoinedWakes
+from backends.api.wakes import JoinedWakes
 from backends.python.calls import Calls
 from backends.python.exchange import Exchange
 from backends.python.frames import (

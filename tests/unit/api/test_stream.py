@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.api.errors import Code, ServingError
-from backends.api.stream import JoinedWakes, ResponseStream, finish_all
+from backends.api.stream import ResponseStream, finish_all
+from backends.api.wakes import JoinedWakes
 
 ERROR = ServingError(Code.INTERNAL, "broke")
 
@@ -202,3 +203,16 @@ async def test_wakes_that_are_joined_reach_every_reader() -> None:
 
     await asyncio.to_thread(write)
     assert await readers == [([1, 2], "finished"), ([], "internal"), ([3], "finished")]
+
+
+async def test_joined_wakes_of_readers_on_the_same_loop_come_at_the_end_of_the_outermost() -> None:
+    streams, seen = [ResponseStream[int]() for _ in range(3)], list[int]()
+    for stream in streams:
+        stream.notify_on_loop(lambda: seen.append(sum(each.ended for each in streams)))
+    with JoinedWakes():
+        streams[0].finish(0)
+        with JoinedWakes():
+            streams[1].finish(1)
+        streams[2].finish(2)
+        assert not seen
+    assert seen == [3, 3, 3]

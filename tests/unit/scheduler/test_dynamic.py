@@ -6,7 +6,8 @@ from backends.api.model_config import QueuePolicy
 from backends.api.request import InferenceRequest
 from scheduler.alarm import Alarm
 from scheduler.batch import BatchPolicy, Waiting
-from scheduler.dynamic import BatchScheduler, Seat
+from scheduler.dynamic import BatchScheduler
+from scheduler.seats import Seat
 
 
 class SilentAlarm(Alarm):

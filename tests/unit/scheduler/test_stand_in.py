@@ -9,6 +9,7 @@ import numpy as np
 from backends.api.model_config import DynamicBatching, InstanceGroup, ModelConfig
 from backends.api.request import InferenceRequest
 from backends.api.tensor import Tensor
+from scheduler import stand_in
 from scheduler.load import start_tensor_model
 from scheduler.stand_in import QUICK, RunTime
 from scheduler.tensor_model import TensorModel
@@ -79,6 +80,41 @@ async def test_a_quick_model_runs_on_the_loops_thread_and_requests_of_one_turn_s
     assert await all_answers(requests) == [[0], [1], [2]]
     assert recorder.batches == [[0, 1, 2]]
     assert recorder.threads == [threading.get_ident()]
+    await model.close()
+
+
+async def test_readers_are_woken_when_all_that_came_in_one_turn_has_run(tmp_path) -> None:
+    recorder, seen = Recorder(), list[int]()
+    model = await started(FakeBackend(recorder, any_thread=True), config(batching=None), tmp_path)
+    for value in range(3):
+        ask_into(model, value).stream.notify_on_loop(lambda: seen.append(len(recorder.batches)))
+    await model.close()
+    assert recorder.batches == [[0], [1], [2]]
+    assert seen == [3, 3, 3]
+
+
+async def test_runs_that_take_longer_than_a_turn_go_on_in_the_next_of_the_same_loop(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(stand_in, "_TURN", -1.0)
+    recorder, seen = Recorder(), list[int]()
+    model = await started(FakeBackend(recorder, any_thread=True), config(batching=None), tmp_path)
+    requests = [ask_into(model, value) for value in range(3)]
+    for _ in requests:
+        await asyncio.sleep(0)
+        seen.append(len(recorder.batches))
+    assert seen == [1, 2, 3]
+    assert recorder.threads == [threading.get_ident()] * 3
+    assert await all_answers(requests) == [[0], [1], [2]]
+    await model.close()
+
+
+async def test_what_a_turn_leaves_of_a_model_that_is_quick_no_more_goes_to_its_thread(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(stand_in, "_TURN", -1.0)
+    recorder = Recorder()
+    model = await started(FakeBackend(recorder, any_thread=True), config(batching=None), tmp_path)
+    requests = [ask_into(model, value) for value in range(2)]
+    model.run_time.add(1.0)
+    assert await all_answers(requests) == [[0], [1]]
+    assert recorder.threads[0] == threading.get_ident() != recorder.threads[1]
     await model.close()
 
 
