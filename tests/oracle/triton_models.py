@@ -82,6 +82,20 @@ class TritonPythonModel:
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", tensor.as_numpy())]))
         return responses
 """
+_PARAMETERS = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            told = json.dumps(json.loads(request.parameters() or "{}"), sort_keys=True)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([told], dtype=object))]))
+        return responses
+"""
 _QUEUE = """dynamic_batching { preferred_batch_size: [ 1 ]
   default_queue_policy { %s } }"""
 _ENSEMBLE = """name: "%s" platform: "ensemble" max_batch_size: 8
@@ -125,6 +139,7 @@ def models() -> dict[str, tuple[str, str]]:
         "ident_bytes": _simple("ident_bytes", "STRING", "[ -1 ]"),
         "ident_bool": _simple("ident_bool", "BOOL", "[ -1 ]"),
         "ident_fp16": _simple("ident_fp16", "FP16", "[ -1 ]"),
+        "ident_bf16": _simple("ident_bf16", "BF16", "[ -1 ]"),
         "ident_uint8": _simple("ident_uint8", "UINT8", "[ -1 ]"),
         "ident_fp64": _simple("ident_fp64", "FP64", "[ -1 ]"),
         **{f"ident_{kind.lower()}": _simple(f"ident_{kind.lower()}", kind, "[ -1 ]") for kind in MORE_KINDS},
@@ -159,13 +174,20 @@ def models() -> dict[str, tuple[str, str]]:
             ),
             _REPEAT,
         ),
+        "parameters": (
+            _config("parameters", 0, [("IN", "FP32", "[ 1 ]", "")], [("OUT", "STRING", "[ 1 ]")]),
+            _PARAMETERS,
+        ),
+        "misconfigured": ('name: "misconfigured" backend: "python" no_such_field: 1\n', _BROKEN),
         "failing": (_config("failing", 8, [("IN", "FP32", "[ 4 ]", "")], [("OUT", "FP32", "[ 4 ]")]), _FAILING),
     }
 
 
-def write_repository(folder: Path) -> Path:
-    """`folder` filled with every model, version 1 each."""
-    for name, (config, code) in models().items():
+def write_repository(folder: Path, *names: str) -> Path:
+    """`folder` filled with the models of these names, else with every one, version 1 each."""
+    known = models()
+    for name in names or known:
+        config, code = known[name]
         version = folder / name / "1"
         version.mkdir(parents=True, exist_ok=True)
         (folder / name / "config.pbtxt").write_text(config)
