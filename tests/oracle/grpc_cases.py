@@ -15,11 +15,15 @@ TWO = np.array([1, 2], np.int32).tobytes()
 
 @dataclass(frozen=True)
 class Call:
-    """Messages of one stream, or one alone, with metadata or a deadline of their own."""
+    """Messages of one stream, or one alone, with metadata or a deadline of their own.
+
+    A stream with `cancel_after` is cancelled by its client after so many answers.
+    """
 
     messages: Any
     metadata: tuple[tuple[str, str], ...] = ()
     timeout: float = 20
+    cancel_after: int | None = None
 
 
 def send(channel: grpc.Channel, case: Any) -> Any:
@@ -30,8 +34,11 @@ def send(channel: grpc.Channel, case: Any) -> Any:
     answers: list[Any] = []
     try:
         if isinstance(messages, list):
-            for answer in stub.ModelStreamInfer(iter(messages), **options):
-                answers.append(MessageToDict(answer, preserving_proto_field_name=True))  # noqa: PERF401 - kept if the next fails
+            stream = stub.ModelStreamInfer(iter(messages), **options)
+            for answer in stream:
+                answers.append(MessageToDict(answer, preserving_proto_field_name=True))
+                if len(answers) == call.cancel_after:
+                    stream.cancel()
             return {"answers": answers}
         return {"answer": MessageToDict(_rpc(stub, messages)(messages, **options), preserving_proto_field_name=True)}
     except grpc.RpcError as error:
@@ -268,6 +275,7 @@ def _register(name: str) -> Any:
 
 IN_REGION = {"shared_memory_region": ("string_param", "g"), "shared_memory_byte_size": ("int64_param", 8)}
 OUT_REGION = {**IN_REGION, "shared_memory_offset": ("int64_param", 32)}
+
 # each step's answer counts
 SCENARIOS: dict[str, list[Any]] = {
     "data in a region": [

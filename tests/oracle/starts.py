@@ -1,4 +1,4 @@
-"""Servers that are started otherwise than for the other cases: the rows of triton spec 1.3 and 2.2 that need a flag."""
+"""Servers started for their own cases: the rows of triton spec 1.3, 2.2 and 2.3 that need other flags or a fresh server."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ class Start:
 
     flags: dict[str, str]
     models: tuple[str, ...]
-    http: dict[str, Case]
+    http: dict[str, Case] = field(default_factory=dict)
     grpc: dict[str, Any] = field(default_factory=dict)
 
 
@@ -49,6 +49,10 @@ def _with_parameters(**headers: str) -> Case:
 
 def _grpc_parameters(*metadata: tuple[str, str]) -> Call:
     return Call(grpc.infer("parameters", (1,), (bytes(4),)), metadata)
+
+
+def _watched(count: int) -> Any:
+    return grpc.infer("watched", (1,), (count.to_bytes(4, "little"),), "INT32")
 
 
 STARTS: dict[str, Start] = {
@@ -109,6 +113,11 @@ STARTS: dict[str, Start] = {
             "index": pb.RepositoryIndexRequest(),
             "metadata, which is not restricted": pb.ModelMetadataRequest(name="ident"),
         },
+    ),
+    "a stream is cancelled": Start(
+        ALL_MODELS,
+        ("watched",),
+        grpc={"stream": Call([_watched(250)], cancel_after=2), "the model has seen it": [_watched(0)]},
     ),
     "headers go on to the model": Start(
         {"http_header_forward_pattern": "x-f|^timeout$", "grpc_header_forward_pattern": "x-f|^timeout$"},

@@ -82,6 +82,37 @@ class TritonPythonModel:
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", tensor.as_numpy())]))
         return responses
 """
+# sends so many answers, or for 0 whether the request before was cancelled
+_WATCHED = """
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.was_cancelled = False
+
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            count = int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0])
+            if count == 0:
+                self.send(sender, self.was_cancelled)
+            for turn in range(count):
+                self.was_cancelled = sender.is_cancelled()
+                if self.was_cancelled:
+                    break
+                self.send(sender, turn)
+                time.sleep(0.02)
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        return None
+
+    def send(self, sender, value):
+        tensor = pb_utils.Tensor("OUT", np.array([value], dtype=np.int32))
+        sender.send(pb_utils.InferenceResponse([tensor]))
+"""
+
 _PARAMETERS = """
 import json
 import numpy as np
@@ -98,6 +129,7 @@ class TritonPythonModel:
 """
 _QUEUE = """dynamic_batching { preferred_batch_size: [ 1 ]
   default_queue_policy { %s } }"""
+_DECOUPLED = "model_transaction_policy { decoupled: true }"
 _ENSEMBLE = """name: "%s" platform: "ensemble" max_batch_size: 8
 input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }
 output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }
@@ -165,14 +197,12 @@ def models() -> dict[str, tuple[str, str]]:
             _IDENTITY.format(pairs=pairs),
         ),
         "repeat": (
-            _config(
-                "repeat",
-                0,
-                [("IN", "INT32", "[ -1 ]", "")],
-                [("OUT", "INT32", "[ 1 ]")],
-                "model_transaction_policy { decoupled: true }",
-            ),
+            _config("repeat", 0, [("IN", "INT32", "[ -1 ]", "")], [("OUT", "INT32", "[ 1 ]")], _DECOUPLED),
             _REPEAT,
+        ),
+        "watched": (
+            _config("watched", 0, [("IN", "INT32", "[ 1 ]", "")], [("OUT", "INT32", "[ 1 ]")], _DECOUPLED),
+            _WATCHED,
         ),
         "parameters": (
             _config("parameters", 0, [("IN", "FP32", "[ 1 ]", "")], [("OUT", "STRING", "[ 1 ]")]),
