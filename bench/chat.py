@@ -10,17 +10,16 @@ import argparse
 import asyncio
 import itertools
 import json
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import uvloop
 from tqdm import tqdm
 
 from bench.chat_client import Endpoint, fetch, stream
 from bench.chat_load import Call, Shape, arrivals, over_runs, summary, token_prompts, word_prompts
+from bench.report import aligned, conclude, host, settings
 
 COLUMNS = {
     "tokens_per_s": "tok/s",
@@ -162,10 +161,8 @@ async def measure(options: argparse.Namespace) -> dict:
         await load.calibrate()
     await load.run(1, options.warmup, lambda: None)
     points = [await _point(load, concurrency) for concurrency in options.concurrency]
-    settings = {name: value for name, value in vars(options).items() if name not in ("api_key", "json", "no_progress")}
-    settings["json_schema"] = str(options.json_schema or "")
-    host = {"machine": platform.machine(), "system": platform.platform(), "python": platform.python_version()}
-    return {"settings": {**settings, "model": model}, "host": host, "points": points}
+    asked = {**settings(options), "json_schema": str(options.json_schema or ""), "model": model}
+    return {"settings": asked, "host": host(), "points": points}
 
 
 async def _point(load: Load, concurrency: int) -> dict:
@@ -191,20 +188,14 @@ def table(report: dict) -> str:
         cells[0] = f"{rate['median']:.1f} [{rate['min']:.1f} {rate['max']:.1f}]"
         lengths = [f"{numbers[name]['median']:.0f}" for name in ("prompt_tokens", "completion_tokens")]
         lines.append([str(point["concurrency"]), *lengths, *cells])
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return aligned(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
-    try:
-        report = uvloop.run(measure(options))
-    except (OSError, TimeoutError) as error:
-        print(f"{options.url}: {error}", file=sys.stderr)
+    report = conclude(measure(options), table, options)
+    if report is None:
         return 1
-    print(table(report))
-    if options.json is not None:
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
     errors = [error for point in report["points"] for error in point["errors"]]
     for error in errors:
         print(f"failed: {error}", file=sys.stderr)

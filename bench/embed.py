@@ -8,8 +8,6 @@ what else the machine does meets both. The floor is given as many texts at a tim
 
 import argparse
 import asyncio
-import json
-import platform
 import random
 import statistics
 import sys
@@ -20,7 +18,6 @@ from itertools import product
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import uvloop
 from tqdm import tqdm
 
 from backends.lm.location import find_model
@@ -28,6 +25,7 @@ from bench.chat_client import Endpoint, fetch
 from bench.chat_load import percentile
 from bench.embed_floor import Floor
 from bench.infer_process import Meter
+from bench.report import aligned, conclude, host, settings
 
 COLUMNS = {
     "texts_per_s": "texts/s",
@@ -145,9 +143,7 @@ async def measure(options: argparse.Namespace) -> dict:
     finally:
         if floor is not None:
             floor.close()
-    settings = {name: value for name, value in vars(options).items() if name not in ("api_key", "json", "no_progress")}
-    host = {"machine": platform.machine(), "system": platform.platform(), "python": platform.python_version()}
-    return {"settings": settings, "host": host, "points": report}
+    return {"settings": settings(options), "host": host(), "points": report}
 
 
 def _run_floor(
@@ -178,21 +174,12 @@ def table(report: dict) -> str:
                 cell += f" [{min(values):.{digits}f} {max(values):.{digits}f}]"
             cells.append(cell)
         lines.append(cells)
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return aligned(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
-    try:
-        report = uvloop.run(measure(options))
-    except (OSError, TimeoutError) as error:
-        print(f"{options.url}: {error}", file=sys.stderr)
-        return 1
-    print(table(report))
-    if options.json is not None:
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
-    return 0
+    return 1 if conclude(measure(options), table, options) is None else 0
 
 
 if __name__ == "__main__":

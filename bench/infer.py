@@ -9,7 +9,6 @@ so that their ratios hold on a machine whose speed drifts.
 
 import argparse
 import asyncio
-import json
 import platform
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from bench.infer_http import HttpConnection, has_wrk, run_wrk
 from bench.infer_load import Connection, closed_loop, open_loop
 from bench.infer_process import Meter
 from bench.infer_requests import PROTOCOLS, Body, Target, make_body
+from bench.report import aligned, keep
 
 COLUMNS = {
     "p50_ms": "p50 ms",
@@ -191,8 +191,7 @@ def table(report: Mapping[str, Any]) -> str:
             ratio = f"{rate['median'] / base:.2f}" if base else "-"
             head = [point["protocol"], str(point["clients"]), point["target"]]
             lines.append([*head, f"{rate['median']:.0f}", spread, ratio, *cells])
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    text = "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    text = aligned(lines)
     memory = ", ".join(f"{name} {size:.0f} MB" for name, size in report["pss_mb"].items() if size)
     return f"{text}\nPSS: {memory}" if memory else text
 
@@ -218,8 +217,7 @@ def target_of(text: str, model: str) -> Target:
 def finish(report: dict[str, Any], options: argparse.Namespace) -> int:
     """Print, write the file, and 1 when a request failed."""
     print(table(report))
-    if options.json is not None:
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    keep(report, options.json)
     return 1 if any(run["errors"] for point in report["points"] for run in point["runs"]) else 0
 
 

@@ -40,7 +40,7 @@ def completion_answer(
 
 
 def _chat_choice(options: GenerationOptions, choice: Choice, delta: Delta, texts: TokenTexts) -> dict[str, object]:
-    content = delta.text or (None if delta.calls and delta.finish_reason == "tool_calls" else "")
+    content = delta.text or (None if delta.calls else "")
     message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None, "annotations": []}
     if delta.calls:
         message["tool_calls"] = _calls(delta.calls)

@@ -75,6 +75,8 @@ def _prepare(model: PoolingTextModel, request: EmbeddingRequest) -> Prepared:
 
 def _check_dimensions(description: Description, wanted: int) -> None:
     known, full = description.matryoshka, description.dimension
+    if wanted == full:
+        return
     if known is None:
         raise unsupported("dimensions", f"'dimensions': this model's vectors have {full} values and cannot be cut")
     if wanted > full or (known and wanted not in known):

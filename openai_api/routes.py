@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 
 import orjson
+from starlette.datastructures import QueryParams
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
@@ -88,7 +89,8 @@ class OpenAI:
         await _send_object(scope, send, self._catalog.cards())
 
     async def _tokenizer_info(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _send_object(scope, send, tokenizer_info(self._catalog))
+        model_id = QueryParams(scope["query_string"]).get("model", "")
+        await _send_object(scope, send, tokenizer_info(self._catalog, model_id))
 
     async def _reset_prefix_cache(self, scope: Scope, receive: Receive, send: Send) -> None:
         for model in self._catalog.text_models():

@@ -37,8 +37,10 @@ def _only_one(formatted: Constraint | None, fields: Fields) -> Constraint | None
 
 def schema_grammar(schema: object, param: str) -> Grammar:
     """Raises ServingError for what is no schema at all."""
-    if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
+    if schema is False:
+        raise invalid("invalid_json_schema", param, f"'{param}': no value satisfies the schema false")
+    if schema is True:
+        schema = {}
     if not isinstance(schema, dict):
         raise invalid("invalid_json_schema", param, f"'{param}': expected a JSON schema, which is an object")
     return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))

@@ -31,9 +31,10 @@ async def serve_detokenize(service: TextService, exchange: Exchange, body: bytes
     await exchange.answer(await service.off_loop(body, partial(_detokenize, service.catalog, body)))
 
 
-def tokenizer_info(catalog: Catalog) -> dict[str, object]:
-    """Of the only text model there is; lm-eval looks here for the end token of a tokenizer it does not have."""
-    _, model = catalog.text_model("")
+def tokenizer_info(catalog: Catalog, model_id: str) -> dict[str, object]:
+    """GET /tokenizer_info of the model, "" for the only one: lm-eval looks here for the end token of a tokenizer it does
+    not have. Raises ServingError."""
+    _, model = catalog.text_model(model_id)
     tokenizer = model.tokenizer
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -25,7 +25,7 @@ class Answering:
     Lives on the event loop on which it was made; `infer` may be called from any thread.
     """
 
-    def __init__(self, model_name: str, answer: Answer, first_response_bounds: Sequence[float] = ()) -> None:
+    def __init__(self, model_name: str, answer: Answer, first_response_bounds: Sequence[float]) -> None:
         self.statistics = ModelStatistics(first_response_bounds)
         self._model_name = model_name
         self._answer = answer

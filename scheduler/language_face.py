@@ -11,8 +11,8 @@ from backends.api.base import TokenEngine
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from backends.api.request import GenerateRequest, InferenceRequest, InferenceResponse, TokenEvent, TokenLogprobs
+from backends.api.statistics import ModelStatistics
 from backends.api.tensor import Tensor
-from scheduler.answering import Answering
 from scheduler.language_sampling import LanguageSampling, read_sampling, sampling_params
 from scheduler.language_tensors import TextPart, TextRequest, answer_tensors, read_request
 
@@ -37,6 +37,8 @@ class Generator(Protocol):
 
     @property
     def engine(self) -> TokenEngine: ...
+    @property
+    def statistics(self) -> ModelStatistics: ...
 
 
 class _Choice:
@@ -96,12 +98,9 @@ class LanguageFace:
 
     def __init__(self, model: Generator) -> None:
         self._model = model
-        self._answering = Answering(model.config.name, self._answer, model.config.first_response_bounds)
-        self.statistics = self._answering.statistics
-        self.infer = self._answering.infer
-        self.drain = self._answering.drain
 
-    async def _answer(self, request: InferenceRequest) -> tuple[InferenceResponse, int]:
+    async def answer(self, request: InferenceRequest) -> tuple[InferenceResponse, int]:
+        """The last answer and its number of rows, as `Answering` wants them; those before it are put on the stream."""
         started: list[GenerateRequest] = []
         try:
             return await self._generate(request, started), 1
@@ -145,7 +144,7 @@ class LanguageFace:
             if choice.has_news:
                 tensors = answer_tensors(asked, [choice.take()], num_tokens)
                 waited = time.monotonic() - (request.times.received or request.times.queued)
-                self.statistics.responded(index, "success", since_arrival=waited)
+                self._model.statistics.responded(index, "success", since_arrival=waited)
                 request.stream.put(self._response(request, tensors, final=False))
                 index += 1
 

@@ -5,10 +5,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from backends.api.base import TokenEngine
-from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
-from backends.api.request import GenerateRequest, InferenceRequest
-from backends.api.statistics import Failure
+from backends.api.request import GenerateRequest
+from scheduler.engine_model import EngineModel
 from scheduler.language_face import LanguageFace
 from scheduler.language_tensors import INPUTS, OUTPUTS
 
@@ -17,10 +16,10 @@ if TYPE_CHECKING:
     from backends.text.tokenizer import Tokenizer
 
 
-class LanguageModel:
+class LanguageModel(EngineModel):
     """A `LiveModel` that generates. `max_model_len` bounds prompt and answer together, in tokens.
 
-    `template` is None where the model cannot chat. `statistics` count what came through `infer`: KServe and ensembles.
+    `template` is None where the model cannot chat. `infer` takes text and answers with text (triton spec 8.2).
     """
 
     def __init__(
@@ -33,22 +32,11 @@ class LanguageModel:
         template: "ChatTemplate | None",
         max_model_len: int,
     ) -> None:
-        self.config = replace(config, inputs=INPUTS, outputs=OUTPUTS, decoupled=True)
-        self.version = version
-        self.namespace = ""
-        self.load_seconds: float | None = None
-        self.engine = engine
+        config = replace(config, inputs=INPUTS, outputs=OUTPUTS, decoupled=True)
+        super().__init__(config, version, engine, LanguageFace(self).answer)
         self.tokenizer = tokenizer
         self.template = template
         self.max_model_len = max_model_len
-        self._closing = False
-        self._face = LanguageFace(self)
-        self.statistics = self._face.statistics
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether a request would be taken now: False while its engine restarts."""
-        return self.engine.is_ready and not self._closing
 
     def check_together(self, requests: Sequence[GenerateRequest]) -> None:
         """Raises ServingError(INVALID) for requests of which the engine can never have all at once."""
@@ -56,24 +44,8 @@ class LanguageModel:
 
     def generate(self, request: GenerateRequest) -> None:
         """Take a request; its tokens come on its stream. Raises ServingError if refused at once."""
-        if self._closing:
-            raise ServingError(Code.UNAVAILABLE, f"model '{self.config.name}' is being unloaded")
-        self.engine.generate(request)
+        self._submit(request)
 
     def clear_cache(self) -> None:
         """No later request finds a prefix computed before now."""
         self.engine.clear_cache()
-
-    def infer(self, request: InferenceRequest) -> None:
-        """Take text and answer with text (triton spec 8.2). Raises ServingError if refused at once."""
-        if self._closing:
-            self.statistics.failed(Failure.REJECTED)
-            raise ServingError(Code.UNAVAILABLE, f"model '{self.config.name}' is being unloaded", reason="closing")
-        self._face.infer(request)
-
-    async def close(self) -> None:
-        """Answer every request taken so far, then give all memory back."""
-        self._closing = True
-        await self._face.drain()
-        await self.engine.drain()
-        await self.engine.close()

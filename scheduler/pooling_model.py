@@ -11,11 +11,10 @@ from backends.api.base import TokenEngine
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from backends.api.request import GenerateRequest, InferenceRequest, InferenceResponse
-from backends.api.statistics import Failure
 from backends.pooling.description import Description
 from backends.pooling.request import check_lengths, pooling_request, read_vectors
 from backends.pooling.runner import Row
-from scheduler.answering import Answering
+from scheduler.engine_model import EngineModel
 from scheduler.pooling_tensors import TEXTS, answer_tensors, input_specs, output_specs, read_texts
 
 if TYPE_CHECKING:
@@ -25,12 +24,10 @@ if TYPE_CHECKING:
 _LONG = 4096  # characters, above which texts are tokenized off the event loop: about 2 ms
 
 
-class PoolingModel:
+class PoolingModel(EngineModel):
     """A `LiveModel` that makes vectors or scores of texts, as its `description` says.
 
-    `template` is None where chats cannot be made into texts.
-
-    `statistics` count what came through `infer`: KServe and ensembles.
+    `template` is None where chats cannot be made into texts. `infer` takes texts and answers with tensors.
     """
 
     def __init__(
@@ -44,26 +41,15 @@ class PoolingModel:
         description: Description,
     ) -> None:
         self._batched = config.max_batch_size > 0
-        self.config = replace(
+        config = replace(
             config,
             inputs=input_specs(description, batched=self._batched),
             outputs=output_specs(description, batched=self._batched),
         )
-        self.version = version
-        self.namespace = ""
-        self.load_seconds: float | None = None
-        self.engine = engine
+        super().__init__(config, version, engine, self._answer)
         self.tokenizer = tokenizer
         self.template = template
         self.description = description
-        self._closing = False
-        self._answering = Answering(config.name, self._answer)
-        self.statistics = self._answering.statistics
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether a request would be taken now: False while its engine restarts."""
-        return self.engine.is_ready and not self._closing
 
     @property
     def max_model_len(self) -> int:
@@ -72,23 +58,7 @@ class PoolingModel:
 
     def pool(self, request: GenerateRequest) -> None:
         """Take a request of `pooling_request`; its vectors come on its stream. Raises ServingError if refused at once."""
-        if self._closing:
-            raise ServingError(Code.UNAVAILABLE, f"model '{self.config.name}' is being unloaded")
-        self.engine.generate(request)
-
-    def infer(self, request: InferenceRequest) -> None:
-        """Take texts and answer with tensors. Raises ServingError if refused at once."""
-        if self._closing:
-            self.statistics.failed(Failure.REJECTED)
-            raise ServingError(Code.UNAVAILABLE, f"model '{self.config.name}' is being unloaded", reason="closing")
-        self._answering.infer(request)
-
-    async def close(self) -> None:
-        """Answer every request taken so far, then give all memory back."""
-        self._closing = True
-        await self._answering.drain()
-        await self.engine.drain()
-        await self.engine.close()
+        self._submit(request)
 
     async def _answer(self, request: InferenceRequest) -> tuple[InferenceResponse, int]:
         names = TEXTS[self.description.task]

@@ -111,7 +111,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     `temperature` 0 is greedy. `top_k` 0 is off. `seed` None draws one. `logprobs` None is off, k asks for the
     sampled token and the k best; likewise `prompt_logprobs`. Log-probabilities are of the model's raw
     distribution, before any of the above. With a `grammar` only tokens it allows are chosen, end-of-sequence where the
-    text may end; it goes before the bans and `min_tokens` where these leave nothing, and its end before `ignore_eos`.
+    text may end. All hold together, and a request that leaves no token to choose fails, but for the end of a text that
+    its grammar lets end: that goes before the bans, `min_tokens` and `ignore_eos`.
     """
 
     max_tokens: int

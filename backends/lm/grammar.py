@@ -18,6 +18,7 @@ MAX_TEXT = 64 * 1024  # bytes of a grammar's source
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,24}"
 _MAX_MESSAGE = 300
 _TRIED_BYTES = 32
+_DEAD_END = "NoExtensionBias"  # llguidance's word for a place from which nothing leads on
 
 
 def check_grammar(grammar: Grammar, param: str) -> None:
@@ -95,7 +96,10 @@ def _problem(grammar: Grammar) -> str:
     except ServingError as error:
         return error.message
     _try(matcher)
-    return f"the grammar is too complex: {tidy(matcher.get_error())}" if matcher.is_error() else ""
+    if not matcher.is_error():
+        return ""
+    why = tidy(matcher.get_error())
+    return "it has a part that no text can satisfy" if why == _DEAD_END else f"the grammar is too complex: {why}"
 
 
 def _try(matcher: "LLMatcher") -> None:

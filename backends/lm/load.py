@@ -19,6 +19,7 @@ from backends.lm.capacity import Capacity, Memory, bytes_per_block, host_memory,
 from backends.lm.checkpoint import Checkpoint, GgufWeights
 from backends.lm.config_gguf import read_gguf_config
 from backends.lm.config_hf import read_eos_token_ids, read_hf_config, read_json
+from backends.lm.device import choose_device
 from backends.lm.fingerprint import fingerprint
 from backends.lm.gguf import read_gguf
 from backends.lm.grammar_compiler import guidance_vocabulary
@@ -26,7 +27,7 @@ from backends.lm.hf_model import HfModel
 from backends.lm.location import find_model
 from backends.lm.model import Decoder, LayerProgress, attention_specs
 from backends.lm.ops import AttentionBatch, AttentionSpec, Ops
-from backends.lm.ops_choice import choose_device, choose_dtype, choose_ops, set_threads
+from backends.lm.ops_choice import choose_dtype, choose_ops, set_threads
 from backends.lm.options import LmOptions
 from backends.lm.runner import LmRunner, PagedModel, RunnerLimits
 from backends.lm.safetensors import SafetensorsFile
@@ -46,7 +47,7 @@ def load_runner(folder: Path, options: LmOptions, progress: Progress | None = No
     started = time.monotonic()
     path = find_model(options.model, folder)
     threads = set_threads(options)
-    device = choose_device(options)
+    device = choose_device(options.device)
     checkpoint = open_checkpoint(path)
     if checkpoint is None:
         loaded = _load_hf(path, options, device, threads)

@@ -1,4 +1,4 @@
-"""The one place that decides which device, which number format and whose kernels run a model."""
+"""The one place that decides which number format and whose kernels run a model."""
 
 import logging
 import os
@@ -10,31 +10,18 @@ from backends.api.errors import Code, ServingError
 from backends.lm.attention.varlen import check_varlen
 from backends.lm.cpu import cpu_ops
 from backends.lm.cpu.features import cpu_features
+from backends.lm.device import DTYPES
 from backends.lm.ops import AttentionSpec, Ops
 from backends.lm.options import LmOptions
 from backends.lm.torch_ops import TorchOps
 
 log = logging.getLogger(__name__)
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def choose_device(options: LmOptions) -> torch.device:
-    """Raises ServingError(UNSUPPORTED) for CUDA where there is none."""
-    has_cuda = torch.cuda.is_available()
-    if options.device == "cuda" and not has_cuda:
-        raise ServingError(
-            Code.UNSUPPORTED,
-            "parameter 'device': expected cpu or auto, got cuda: torch finds no CUDA device here",
-            param="device",
-        )
-    return torch.device("cuda" if has_cuda and options.device != "cpu" else "cpu")
-
 
 def choose_dtype(options: LmOptions, device: torch.device) -> torch.dtype:
     """Of TorchOps' activations and weights: bfloat16 where the device computes in it, else float32."""
     if options.dtype != "auto":
-        return _DTYPES[options.dtype]
+        return DTYPES[options.dtype]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
     return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32

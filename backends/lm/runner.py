@@ -217,6 +217,7 @@ def _no_token(logits: torch.Tensor) -> ServingError:
             Code.INVALID,
             "no token is left to choose: the request's allowed_token_ids, bad_words, min_tokens or grammar forbid "
             "every one",
+            reason="invalid_value",
         )
     return ServingError(Code.INTERNAL, "no token could be chosen: the model's logits are not finite")
 

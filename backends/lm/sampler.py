@@ -202,15 +202,12 @@ def _accepted(chosen: list[int], draft: Sequence[int]) -> list[int]:
 
 
 def _edit_row(values: np.ndarray, state: SamplingRow, pending: Sequence[int], mask: np.ndarray | None) -> None:
-    """Edits, then the mask. Where the two leave no token, the mask alone: a ban may not break a grammar."""
+    """Edits and the mask: what both allow. Where that is nothing, an answer that the mask lets end may end."""
+    ends = values[state.eos_ids]
+    state.edit(values, pending)
     if mask is None:
-        state.edit(values, pending)
-    elif state.edits_logits:
-        before = values.copy()
-        state.edit(values, pending)
-        apply_mask(values, mask)
-        if np.isneginf(values.max()):
-            values[:] = before
-            apply_mask(values, mask)
-    else:
+        return
+    apply_mask(values, mask)
+    if np.isneginf(values.max()):
+        values[state.eos_ids] = ends
         apply_mask(values, mask)

@@ -14,7 +14,17 @@ _GREEDY_TEMPERATURE = 1e-5
 class SamplingRow:
     """From `Sampler.add` to `remove`. Knows no batch and no place in one."""
 
-    __slots__ = ("_allowed", "_bad_words", "_bias_ids", "_bias_values", "_counts", "_end_ids", "_output", "sampling")
+    __slots__ = (
+        "_allowed",
+        "_bad_words",
+        "_bias_ids",
+        "_bias_values",
+        "_counts",
+        "_end_ids",
+        "_output",
+        "eos_ids",
+        "sampling",
+    )
 
     def __init__(
         self,
@@ -33,6 +43,7 @@ class SamplingRow:
         allowed = sampling.allowed_token_ids
         self._allowed = None if allowed is None else _ids(allowed, vocab_size)
         self._bad_words = tuple(word for word in sampling.bad_words if word and 0 <= word[-1] < vocab_size)
+        self.eos_ids = _ids(eos_ids, vocab_size)
         self._end_ids = _ids({*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_ids)}, vocab_size)
         # repetition looks at the prompt too, the other penalties at what was generated
         seen_from = 0 if sampling.repetition_penalty != 1.0 else num_prompt

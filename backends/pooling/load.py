@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from backends.api.errors import Code, ServingError
+from backends.lm.device import DTYPES, choose_device
 from backends.pooling.bert import BertConfig, BertEncoder, open_bert, read_bert_config, score_head
 from backends.pooling.dense import Dense, load_dense
 from backends.pooling.description import Description, find_described
@@ -20,7 +20,6 @@ from backends.pooling.runner import Row
 
 log = logging.getLogger(__name__)
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"sigmoid": torch.sigmoid, "identity": lambda x: x}
 Compute = Callable[[Sequence[Row]], torch.Tensor]
 """Rows -> (rows, dimension)."""
@@ -44,7 +43,7 @@ def load_runner(folder: Path, options: PoolingOptions) -> Runner:
     """The model that `options.model` names, relative to `folder`, warm. Raises ServingError for what is wrong with it."""
     started = time.monotonic()
     description = find_described(folder, options)
-    device, dtype = _device(options), _DTYPES.get(options.dtype)
+    device, dtype = choose_device(options.device), DTYPES.get(options.dtype)
     if dtype is None:
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     config = read_bert_config(description.folder)
@@ -63,17 +62,6 @@ def load_runner(folder: Path, options: PoolingOptions) -> Runner:
         "transformers" if config is None else "our encoder",
     )
     return runner
-
-
-def _device(options: PoolingOptions) -> torch.device:
-    has_cuda = torch.cuda.is_available()
-    if options.device == "cuda" and not has_cuda:
-        raise ServingError(
-            Code.UNSUPPORTED,
-            "parameter 'device': expected cpu or auto, got cuda: torch finds no CUDA device here",
-            param="device",
-        )
-    return torch.device("cuda" if has_cuda and options.device != "cpu" else "cpu")
 
 
 def _of_bert(description: Description, config: BertConfig, dtype: torch.dtype, device: torch.device) -> Compute:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -20,6 +21,7 @@ from backends.api.statistics import ModelStatistics
 from backends.api.tensor import Tensor
 from gateway.admission import Admission
 from gateway.browsers import BrowserRules
+from gateway.front_door import make_gate
 from gateway.http_protocol import HttpProtocol
 from gateway.joined_writes import TurnEnd
 from gateway.kserve_grpc import GrpcOptions, GrpcServer
@@ -27,6 +29,7 @@ from gateway.kserve_http import routes
 from gateway.kserve_http_direct import DirectInfer
 from gateway.kserve_http_infer import HotPath
 from gateway.kserve_service import Service
+from gateway.settings import Settings
 from gateway.shared_memory import CudaSharedMemory, SharedMemory
 from model_repository.pbtxt import to_json
 from model_repository.proto import to_proto
@@ -205,6 +208,13 @@ def service(**changes: Any) -> Service:
         "cuda_memory": CudaSharedMemory(allowed=True),
     }
     return Service(repository, to_json, to_proto, **{**allowed, **changes})
+
+
+def keyed_service(folder: Path, keys: str) -> Service:
+    """A service that asks for one of `keys`, an `--api-key-file` written in `folder`."""
+    path = folder / "keys.toml"
+    path.write_text(keys)
+    return service(gate=make_gate(Settings(api_key_file=str(path))))
 
 
 def application(kserve: Service) -> Any:

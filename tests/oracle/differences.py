@@ -36,6 +36,9 @@ HTTP: dict[str, Difference] = {
     "load with files alone": Difference("with files must give the model's config too", "cannot be understood"),
     "load with a wrong config": Difference("override config of model 'ident':1:2: not JSON", "cannot be understood"),
     "load with an unknown field": Difference("has no field 'foo'", "cannot be understood"),
+    "load of a wrong config.pbtxt": Difference("config.pbtxt:1:41: a model configuration", "cannot be understood"),
+    "load of a blank name": Difference("Model name cannot be empty", "load of a blank name"),
+    "region of the server's own": Difference("not one that a client may register", "custom models' processes"),
     "raising": Difference('message: ValueError: a bug of the model"', "traceback"),
     "batches of two sizes": Difference("input 'B' batch size does not match", "batches of several sizes"),
     "control input sent": Difference("Got input(s) ['IN','START']", "unbalanced bracket"),
@@ -48,7 +51,17 @@ GRPC: dict[str, Difference] = {
     "uint8 too large": Difference("a value outside 0 to 255", "does not fit its datatype"),
     "stream decoupled error": Difference('"bool_param": true', "ends the request"),
     "raising": Difference('message: ValueError: a bug of the model"', "traceback"),
+    "two outputs named in another order": Difference('["AAAAAgAAAAE=", "AQAAAAIAAAA="]', "order of the request"),
+    "custom unsigned": Difference('"answer"', "custom parameter given as `uint64_param`"),
     "region of cuda without handle": Difference("'raw_handle' must be a valid base64", "handle checked"),
+}
+STARTS: dict[str, dict[str, Difference]] = {  # by the start's name and then the case's
+    "a model fails, readiness is strict": {"http: server ready": Difference('"status": 503', "Server not ready")},
+    "headers go on to the model": {
+        "http: one of two": Difference("x-forward", "in small letters"),
+        "http: of a reserved name": Difference("cannot be forwarded", "bears a reserved name"),
+        "grpc: of a reserved name": Difference("cannot be forwarded", "bears a reserved name"),
+    },
 }
 _JSON_FAULTS = (
     "Unable to parse",

@@ -10,15 +10,20 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 FOUR = np.arange(4, dtype=np.float32).tobytes()
+TWO = np.array([1, 2], np.int32).tobytes()
 
 
 @dataclass(frozen=True)
 class Call:
-    """Messages of one stream, or one alone, with metadata or a deadline of their own."""
+    """Messages of one stream, or one alone, with metadata or a deadline of their own.
+
+    A stream with `cancel_after` is cancelled by its client after so many answers.
+    """
 
     messages: Any
     metadata: tuple[tuple[str, str], ...] = ()
     timeout: float = 20
+    cancel_after: int | None = None
 
 
 def send(channel: grpc.Channel, case: Any) -> Any:
@@ -29,8 +34,11 @@ def send(channel: grpc.Channel, case: Any) -> Any:
     answers: list[Any] = []
     try:
         if isinstance(messages, list):
-            for answer in stub.ModelStreamInfer(iter(messages), **options):
-                answers.append(MessageToDict(answer, preserving_proto_field_name=True))  # noqa: PERF401 - kept if the next fails
+            stream = stub.ModelStreamInfer(iter(messages), **options)
+            for answer in stream:
+                answers.append(MessageToDict(answer, preserving_proto_field_name=True))
+                if len(answers) == call.cancel_after:
+                    stream.cancel()
             return {"answers": answers}
         return {"answer": MessageToDict(_rpc(stub, messages)(messages, **options), preserving_proto_field_name=True)}
     except grpc.RpcError as error:
@@ -61,6 +69,24 @@ def infer(
     _set(message.parameters, parameters or {})
     for output, wanted in (outputs or {}).items():
         _set(message.outputs.add(name=output).parameters, wanted)
+    return message
+
+
+def pair(
+    raw: tuple[bytes, ...] | None = None,
+    placed: dict[str, dict[str, tuple[str, Any]]] | None = None,
+    outputs: dict[str, dict[str, tuple[str, Any]]] | None = None,
+    int_contents: tuple[int, ...] = (),
+) -> Any:
+    """A request to the model with two inputs; `int_contents` are those of B."""
+    message = pb.ModelInferRequest(model_name="two", raw_input_contents=(TWO, TWO[::-1]) if raw is None else raw)
+    for name in ("A", "B"):
+        given = message.inputs.add(name=name, datatype="INT32", shape=(1, 2))
+        _set(given.parameters, (placed or {}).get(name, {}))
+    if int_contents:
+        message.inputs[1].contents.int_contents.extend(int_contents)
+    for name, parameters in (outputs or {}).items():
+        _set(message.outputs.add(name=name).parameters, parameters)
     return message
 
 
@@ -191,6 +217,23 @@ SERVER_CASES: dict[str, Any] = {
     "uint64 typed": infer("ident_uint64", (1, 2), (), "UINT64", uint64_contents=[1, 2]),
     "fp64 typed": infer("ident_fp64", (1, 2), (), "FP64", fp64_contents=[1, 2]),
     "uint8 typed wrongly": infer("ident_uint8", (1, 2), (), "UINT8", int_contents=[1, 2]),
+    "bf16 typed": infer("ident_bf16", (1, 1), (), "BF16", fp32_contents=[1]),
+    "fp16 raw": infer("ident_fp16", (1, 2), (b"\0<\0@",), "FP16"),
+    "two outputs named in another order": pair(outputs={"OUT_B": {}, "OUT_A": {}}),
+    "two outputs, none named": pair(),
+    "one raw for two inputs": pair(raw=(TWO,)),
+    "raw for one, typed for another": pair(raw=(TWO,), int_contents=(3, 4)),
+    "time-out": infer(parameters={"timeout": ("int64_param", 5_000_000)}),
+    "time-out a text": infer(parameters={"timeout": ("string_param", "5")}),
+    "custom parameters of every kind": infer(
+        parameters={
+            "a": ("bool_param", True),
+            "b": ("int64_param", -1),
+            "c": ("string_param", "x"),
+        }
+    ),
+    "custom unsigned": infer(parameters={"a": ("uint64_param", 2**63)}),
+    "raw and typed of nothing": infer(fp32_contents=[]),
     "unload with unknown parameter": _unload(foo=("bool_param", True)),
     "unload with a wrong parameter": _unload(unload_dependents=("string_param", "x")),
     "region of cuda": pb.CudaSharedMemoryStatusRequest(name="zz"),
@@ -217,8 +260,35 @@ SERVER_CASES: dict[str, Any] = {
     ],
     "stream of grpc errors": Call([infer("failing", id="f")], GRPC_ERRORS),
     "stream of grpc errors, decoupled": Call([repeat(1, -1, id="r")], GRPC_ERRORS),
+    "stream of grpc errors, unknown model": Call([infer("nope", id="u")], GRPC_ERRORS),
     "stream of grpc errors, none": Call([infer(id="1")], GRPC_ERRORS),
     "stream deadline": Call([infer("slow", (1, 1), (np.float32(1.5).tobytes(),), id="s")], timeout=0.3),
     "stream ensemble": [infer("chain", name="X", id="e"), infer("chain_failing", name="X", id="f")],
+    "stream of many models": [infer(id="1"), pair(), infer("ident_raw", (4,), id="3")],
     "empty stream": [],
+}
+
+
+def _register(name: str) -> Any:
+    return pb.SystemSharedMemoryRegisterRequest(name=name, key="/tidegate_oracle", byte_size=64)
+
+
+IN_REGION = {"shared_memory_region": ("string_param", "g"), "shared_memory_byte_size": ("int64_param", 8)}
+OUT_REGION = {**IN_REGION, "shared_memory_offset": ("int64_param", 32)}
+
+# each step's answer counts
+SCENARIOS: dict[str, list[Any]] = {
+    "data in a region": [
+        _register("g"),
+        _register("g"),
+        pb.SystemSharedMemoryStatusRequest(),
+        pair(raw=(TWO,), placed={"A": IN_REGION}),
+        pair(raw=(TWO,), placed={"B": IN_REGION}),
+        pair(raw=(), placed={"A": IN_REGION, "B": IN_REGION}),
+        pair(outputs={"OUT_A": OUT_REGION, "OUT_B": {}}),
+        pb.SystemSharedMemoryUnregisterRequest(name="g"),
+        pair(raw=(TWO,), placed={"A": IN_REGION}),
+        pb.SystemSharedMemoryUnregisterRequest(name="g"),
+        pb.SystemSharedMemoryStatusRequest(name="g"),
+    ],
 }

@@ -17,19 +17,11 @@ import pytest
 
 from tests.e2e.server_process import START, ServerProcess, eventually
 from tests.fakes.kserve import grpc_server, http_server, service
-from tests.oracle import grpc_cases, http_cases
-from tests.oracle.differences import GRPC, HTTP, Difference, as_we_say
+from tests.oracle import grpc_cases, http_cases, http_server_cases
+from tests.oracle.compare import check, check_all, record, recorded
+from tests.oracle.differences import GRPC, HTTP, as_we_say
 from tests.oracle.triton_models import write_repository
-from tests.oracle.triton_server import TritonUnavailableError, triton_server
-
-FOLDER = Path(__file__).parent / "recorded"
-DOCUMENT = Path(__file__).parents[2] / "docs" / "triton_differences.md"
-
-
-def recorded(kind: str) -> dict[str, Any]:
-    path = FOLDER / f"{kind}.json"
-    answers: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return answers
+from tests.oracle.triton_server import ALL_MODELS, TritonUnavailableError, as_arguments, triton_server
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +36,6 @@ def our_grpc() -> Iterator[grpc.Channel]:
         yield channel
 
 
-def check(ours: Any, tritons: Any, difference: Difference | None) -> None:
-    if difference is None:
-        assert as_we_say(ours) == as_we_say(tritons)
-        return
-    assert ours != tritons, "this is no difference any more: take it out of the list"
-    assert difference.ours in json.dumps(ours, ensure_ascii=False)
-    assert difference.row in DOCUMENT.read_text(), "tell users: a row in docs/triton_differences.md"
-
-
 @pytest.mark.parametrize("case", http_cases.CASES)
 def test_our_http_answer_is_tritons(our_http: httpx.Client, case: str) -> None:
     check(http_cases.send(our_http, http_cases.CASES[case]), recorded("http")[case], HTTP.get(case))
@@ -64,34 +47,26 @@ def test_our_grpc_answer_is_tritons(our_grpc: grpc.Channel, case: str) -> None:
 
 
 def test_every_difference_is_about_a_case() -> None:
-    assert HTTP.keys() <= {*http_cases.CASES, *http_cases.SERVER_CASES, *http_cases.SCENARIOS}
-    assert GRPC.keys() <= {*grpc_cases.CASES, *grpc_cases.SERVER_CASES}
+    assert HTTP.keys() <= {*http_cases.CASES, *http_server_cases.CASES, *http_server_cases.SCENARIOS}
+    assert GRPC.keys() <= {*grpc_cases.CASES, *grpc_cases.SERVER_CASES, *grpc_cases.SCENARIOS}
 
 
 def test_no_two_cases_have_one_name() -> None:
-    assert not http_cases.CASES.keys() & {*http_cases.SERVER_CASES, *http_cases.SCENARIOS}
-    assert not grpc_cases.CASES.keys() & grpc_cases.SERVER_CASES.keys()
+    assert not http_cases.CASES.keys() & {*http_server_cases.CASES, *http_server_cases.SCENARIOS}
+    assert not grpc_cases.CASES.keys() & {*grpc_cases.SERVER_CASES, *grpc_cases.SCENARIOS}
 
 
 @pytest.mark.slow
 def test_a_whole_server_answers_as_triton_does(tmp_path: Path) -> None:
-    flags = ("--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false", "--strict-readiness=false")
-    server = ServerProcess(write_repository(tmp_path / "models"), *flags, "--allow-client-shm=true")
+    flags = as_arguments({**ALL_MODELS, "allow_client_shm": "true"})
+    server = ServerProcess(write_repository(tmp_path / "models"), *flags)
     try:
         assert eventually(server.is_ready, START)
         answers = ask_everything(server.address("HTTPService"), server.address("GRPCInferenceService"))
     finally:
         server.stop()
-    faults = []
-    for kind, differences in (("http", HTTP), ("grpc", GRPC)):
-        known = recorded(kind)
-        assert answers[kind].keys() == known.keys()
-        for case, answer in answers[kind].items():
-            try:
-                check(answer, known[case], differences.get(case))
-            except AssertionError as fault:
-                faults.append(f"{kind} {case}: {fault}\n  ours     {answer}\n  Triton's {known[case]}")
-    assert not faults, "\n".join(faults)
+    check_all(answers["http"], recorded("http"), HTTP)
+    check_all(answers["grpc"], recorded("grpc"), GRPC)
 
 
 @pytest.mark.oracle
@@ -104,9 +79,7 @@ def test_the_recordings_are_what_triton_answers(tmp_path: Path) -> None:
         pytest.skip(str(reason))
     for kind in answers:
         if os.environ.get("TIDEGATE_RECORD") == "1":
-            (FOLDER / f"{kind}.json").write_text(
-                json.dumps(answers[kind], indent=1, ensure_ascii=False, sort_keys=True) + "\n"
-            )
+            record(kind, answers[kind])
         known = recorded(kind)
         assert {case: as_we_say(answer) for case, answer in answers[kind].items()} == {
             case: as_we_say(answer) for case, answer in known.items()
@@ -118,12 +91,16 @@ def ask_everything(http_address: str, grpc_address: str) -> dict[str, dict[str, 
     (memory := Path("/dev/shm/tidegate_oracle")).write_bytes(http_cases.FOUR + bytes(48))
     try:
         with httpx.Client(base_url=f"http://{http_address}", timeout=20) as http:
-            cases = http_cases.CASES | http_cases.SERVER_CASES
+            cases = http_cases.CASES | http_server_cases.CASES
             from_http: dict[str, Any] = {name: http_cases.send(http, case) for name, case in cases.items()}
-            from_http |= {name: http_cases.play(http, steps) for name, steps in http_cases.SCENARIOS.items()}
+            from_http |= {
+                name: http_server_cases.play(http, steps) for name, steps in http_server_cases.SCENARIOS.items()
+            }
         with grpc.insecure_channel(grpc_address) as channel:
             calls = grpc_cases.CASES | grpc_cases.SERVER_CASES
-            from_grpc = {name: grpc_cases.send(channel, case) for name, case in calls.items()}
+            from_grpc: dict[str, Any] = {name: grpc_cases.send(channel, case) for name, case in calls.items()}
+            for name, steps in grpc_cases.SCENARIOS.items():
+                from_grpc[name] = [grpc_cases.send(channel, step) for step in steps]
     finally:
         memory.unlink()
     where = re.compile(r"/[^\s\"]*/models/")  # in tracebacks

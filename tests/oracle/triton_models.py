@@ -82,8 +82,54 @@ class TritonPythonModel:
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", tensor.as_numpy())]))
         return responses
 """
+# sends so many answers, or for 0 whether the request before was cancelled
+_WATCHED = """
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.was_cancelled = False
+
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            count = int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0])
+            if count == 0:
+                self.send(sender, self.was_cancelled)
+            for turn in range(count):
+                self.was_cancelled = sender.is_cancelled()
+                if self.was_cancelled:
+                    break
+                self.send(sender, turn)
+                time.sleep(0.02)
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        return None
+
+    def send(self, sender, value):
+        tensor = pb_utils.Tensor("OUT", np.array([value], dtype=np.int32))
+        sender.send(pb_utils.InferenceResponse([tensor]))
+"""
+
+_PARAMETERS = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            told = json.dumps(json.loads(request.parameters() or "{}"), sort_keys=True)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([told], dtype=object))]))
+        return responses
+"""
 _QUEUE = """dynamic_batching { preferred_batch_size: [ 1 ]
   default_queue_policy { %s } }"""
+_DECOUPLED = "model_transaction_policy { decoupled: true }"
 _ENSEMBLE = """name: "%s" platform: "ensemble" max_batch_size: 8
 input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }
 output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }
@@ -125,6 +171,7 @@ def models() -> dict[str, tuple[str, str]]:
         "ident_bytes": _simple("ident_bytes", "STRING", "[ -1 ]"),
         "ident_bool": _simple("ident_bool", "BOOL", "[ -1 ]"),
         "ident_fp16": _simple("ident_fp16", "FP16", "[ -1 ]"),
+        "ident_bf16": _simple("ident_bf16", "BF16", "[ -1 ]"),
         "ident_uint8": _simple("ident_uint8", "UINT8", "[ -1 ]"),
         "ident_fp64": _simple("ident_fp64", "FP64", "[ -1 ]"),
         **{f"ident_{kind.lower()}": _simple(f"ident_{kind.lower()}", kind, "[ -1 ]") for kind in MORE_KINDS},
@@ -150,22 +197,27 @@ def models() -> dict[str, tuple[str, str]]:
             _IDENTITY.format(pairs=pairs),
         ),
         "repeat": (
-            _config(
-                "repeat",
-                0,
-                [("IN", "INT32", "[ -1 ]", "")],
-                [("OUT", "INT32", "[ 1 ]")],
-                "model_transaction_policy { decoupled: true }",
-            ),
+            _config("repeat", 0, [("IN", "INT32", "[ -1 ]", "")], [("OUT", "INT32", "[ 1 ]")], _DECOUPLED),
             _REPEAT,
         ),
+        "watched": (
+            _config("watched", 0, [("IN", "INT32", "[ 1 ]", "")], [("OUT", "INT32", "[ 1 ]")], _DECOUPLED),
+            _WATCHED,
+        ),
+        "parameters": (
+            _config("parameters", 0, [("IN", "FP32", "[ 1 ]", "")], [("OUT", "STRING", "[ 1 ]")]),
+            _PARAMETERS,
+        ),
+        "misconfigured": ('name: "misconfigured" backend: "python" no_such_field: 1\n', _BROKEN),
         "failing": (_config("failing", 8, [("IN", "FP32", "[ 4 ]", "")], [("OUT", "FP32", "[ 4 ]")]), _FAILING),
     }
 
 
-def write_repository(folder: Path) -> Path:
-    """`folder` filled with every model, version 1 each."""
-    for name, (config, code) in models().items():
+def write_repository(folder: Path, *names: str) -> Path:
+    """`folder` filled with the models of these names, else with every one, version 1 each."""
+    known = models()
+    for name in names or known:
+        config, code = known[name]
         version = folder / name / "1"
         version.mkdir(parents=True, exist_ok=True)
         (folder / name / "config.pbtxt").write_text(config)

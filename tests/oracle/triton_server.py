@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +21,12 @@ from tests.oracle.triton_models import write_repository
 
 _WHEEL = "nvidia-pytriton==0.7.0"
 _START_S = 60.0
+ALL_MODELS = {
+    "model_control_mode": "explicit",
+    "load_model": "*",
+    "exit_on_error": "false",
+    "strict_readiness": "false",
+}
 
 
 class TritonUnavailableError(Exception):
@@ -36,10 +42,12 @@ class Addresses(NamedTuple):
 
 
 @contextmanager
-def triton_server(folder: Path, repository: Path | None = None, **more: str) -> Iterator[Addresses]:
+def triton_server(
+    folder: Path, repository: Path | None = None, flags: Mapping[str, str] = ALL_MODELS, **more: str
+) -> Iterator[Addresses]:
     """A running Triton with the models of `repository`, else of `triton_models`.
 
-    `folder` holds its log; `more` are flags, with `_` for `-`. Raises TritonUnavailableError.
+    `folder` holds its log; `flags` and `more` are written with `_` for `-`. Raises TritonUnavailableError.
     """
     home = _built(Path(os.environ.get("TIDEGATE_ORACLE") or Path.home() / ".cache" / "tidegate-oracle"))
     repository = repository or write_repository(folder / "models")
@@ -51,22 +59,17 @@ def triton_server(folder: Path, repository: Path | None = None, **more: str) -> 
         "PATH": f"{home / 'oracle' / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": str(next((home / "oracle" / "lib").glob("python3.*")) / "site-packages"),
     }
-    flags = {
+    own = {
         "backend-directory": server / "backends",
         "model-repository": repository,
-        "model-control-mode": "explicit",
-        "load-model": "*",
-        "exit-on-error": "false",
-        "strict-readiness": "false",
         "http-address": "127.0.0.1",
         "grpc-address": "127.0.0.1",
         "http-port": ports[0],
         "grpc-port": ports[1],
         "metrics-address": "127.0.0.1",
         "metrics-port": ports[2],
-        **{flag.replace("_", "-"): value for flag, value in more.items()},
     }
-    command = [str(server / "bin" / "tritonserver"), *(f"--{flag}={value}" for flag, value in flags.items())]
+    command = [str(server / "bin" / "tritonserver"), *as_arguments({**own, **flags, **more})]
     with (folder / "triton.log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
         try:
@@ -79,6 +82,11 @@ def triton_server(folder: Path, repository: Path | None = None, **more: str) -> 
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def as_arguments(flags: Mapping[str, object]) -> list[str]:
+    """For the command line of either server."""
+    return [f"--{flag.replace('_', '-')}={value}" for flag, value in flags.items()]
 
 
 def _built(home: Path) -> Path:
@@ -121,7 +129,8 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", port: int) -> None:
         if process.poll() is not None:
             raise TritonUnavailableError(f"tritonserver ended with {process.returncode}")
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=1):
+            # it listens once every model has been loaded or has failed
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/live", timeout=1):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)

@@ -2,7 +2,6 @@
 
 import queue
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,10 +12,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from gateway.front_door import make_gate
 from gateway.kserve_service import Service
-from gateway.settings import Settings
-from tests.fakes.kserve import grpc_server, service
+from tests.fakes.kserve import grpc_server, keyed_service
 
 KEYS = """
 [[keys]]
@@ -48,9 +45,7 @@ requests_per_minute = 1
 
 @pytest.fixture(scope="module")
 def kserve(tmp_path_factory: pytest.TempPathFactory) -> Service:
-    path: Path = tmp_path_factory.mktemp("keys") / "keys.toml"
-    path.write_text(KEYS)
-    return service(gate=make_gate(Settings(api_key_file=str(path))))
+    return keyed_service(tmp_path_factory.mktemp("keys"), KEYS)
 
 
 @pytest.fixture(scope="module")

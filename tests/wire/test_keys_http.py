@@ -1,17 +1,14 @@
 """API keys on `/infer`, which goes around the application that asks for them elsewhere."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from backends.api.request import InferenceRequest
-from gateway.front_door import make_gate
 from gateway.kserve_service import Service
-from gateway.settings import Settings
-from tests.fakes.kserve import http_server, service
+from tests.fakes.kserve import http_server, keyed_service
 
 KEYS = """
 [[keys]]
@@ -36,9 +33,7 @@ BODY: dict[str, Any] = {"inputs": [{"name": "IN", "shape": [1, 4], "datatype": "
 
 @pytest.fixture(scope="module")
 def kserve(tmp_path_factory: pytest.TempPathFactory) -> Service:
-    path: Path = tmp_path_factory.mktemp("keys") / "keys.toml"
-    path.write_text(KEYS)
-    return service(gate=make_gate(Settings(api_key_file=str(path))))
+    return keyed_service(tmp_path_factory.mktemp("keys"), KEYS)
 
 
 @pytest.fixture(scope="module", params=["direct", "application"])
@@ -85,7 +80,7 @@ def test_a_request_past_a_keys_limit_is_told_so(kserve: Service, http: httpx.Cli
     assert statuses[-1] == 429
 
 
-def test_a_caller_has_a_cache_salt_of_its_own(http: httpx.Client, kserve: Service, tmp_path: Path) -> None:
+def test_a_caller_has_a_cache_salt_of_its_own(http: httpx.Client, kserve: Service) -> None:
     fake: Any = kserve.repository.find("silent")
     with pytest.raises(httpx.ReadTimeout):
         http.post("/v2/models/silent/infer", json=BODY, headers={"authorization": "Bearer sk-serial"}, timeout=0.3)

@@ -15,12 +15,10 @@ from tritonclient.grpc import service_pb2_grpc
 from backends.api.errors import Code, ServingError
 from backends.api.request import InferenceRequest
 from gateway import kserve_grpc
-from gateway.front_door import make_gate
 from gateway.kserve_grpc import GrpcOptions, GrpcServer
 from gateway.kserve_grpc_direct import direct_calls
 from gateway.kserve_service import Service
-from gateway.settings import Settings
-from tests.fakes.kserve import echo, grpc_server, service
+from tests.fakes.kserve import echo, grpc_server, keyed_service, service
 
 
 def message(model: str = "ident", values: int = 4, datatype: str = "FP32") -> Any:
@@ -208,9 +206,7 @@ max_concurrent_requests = 1
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Service:
-    path = tmp_path / "keys.toml"
-    path.write_text(KEYS)
-    return service(gate=make_gate(Settings(api_key_file=str(path))))
+    return keyed_service(tmp_path, KEYS)
 
 
 def test_without_a_key_no_message_is_even_read(guarded: Service) -> None:

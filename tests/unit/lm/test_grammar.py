@@ -88,6 +88,7 @@ def random_answer(rows: GrammarRows, grammar: Grammar, seed: int, most: int = 40
         ({"type": "string", "pattern": "(?<=x)y"}, "look-around"),
         ({"type": "string", "pattern": "a*" * 2000}, "complex|too many"),
         (7, "object schema"),
+        ({"$ref": "#"}, "no text can satisfy"),
     ],
 )
 def test_a_schema_that_cannot_be_kept_is_refused_by_what_is_wrong_with_it(wrong, named):

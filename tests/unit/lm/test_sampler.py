@@ -372,13 +372,38 @@ def test_ids_beyond_the_models_logits_change_nothing() -> None:
     assert one(sampler_with({0: (odd, 0)}), logits) == 4
 
 
+def mask_of(*tokens: int) -> np.ndarray:
+    bits = np.zeros(-(-VOCAB // 32) * 32, np.uint8)
+    bits[list(tokens)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
 def test_a_mask_leaves_only_its_tokens() -> None:
-    mask = np.zeros(-(-VOCAB // 32), np.int32)
-    mask[3] = 1 << 5
     sampler = sampler_with({0: (params(temperature=0.0), 0), 1: (params(temperature=0.0), 0)})
     logits = logits_of(8, lines=2)
-    tokens = sampler.sample(logits.clone(), np.array([0, 1]), np.array([3, 3]), {1: mask}).tokens
-    assert tokens == [int(logits[0].argmax()), 3 * 32 + 5]
+    tokens = sampler.sample(logits.clone(), np.array([0, 1]), np.array([3, 3]), {1: mask_of(101)}).tokens
+    assert tokens == [int(logits[0].argmax()), 101]
+
+
+@pytest.mark.parametrize(
+    ("asked", "mask", "chosen"),
+    [
+        ({"allowed_token_ids": (12, 13)}, (4, 13), 13),
+        ({"allowed_token_ids": (12,)}, (4,), NO_TOKEN),
+        ({"bad_words": ((4,),)}, (4, 9), 9),
+        ({"bad_words": ((4,),)}, (4,), NO_TOKEN),
+        ({"min_tokens": 3}, (4, EOS), 4),
+        ({"min_tokens": 3}, (EOS,), EOS),
+        ({"allowed_token_ids": (12,)}, (4, EOS), EOS),
+        ({"bad_words": ((4,), (EOS,))}, (4, EOS), EOS),
+        ({"bad_words": ((4,),), "ignore_eos": True}, (4, EOS), EOS),
+    ],
+)
+def test_what_is_asked_holds_under_a_mask_and_gives_way_to_its_end_alone(
+    asked: dict[str, Any], mask: tuple[int, ...], chosen: int
+) -> None:
+    sampler = sampler_with({0: (params(temperature=0.0, **asked), 0)})
+    assert sampler.sample(logits_of(8), np.array([0]), np.array([3]), {0: mask_of(*mask)}).tokens == [chosen]
 
 
 # Errors of one row

@@ -126,6 +126,14 @@ async def test_vectors_are_cut_and_made_of_length_one_again():
     assert "one of 2, 4" in error["message"]
 
 
+@pytest.mark.parametrize("matryoshka", [None, (2,)])
+async def test_the_length_that_vectors_have_anyway_may_be_asked_for(matryoshka):
+    async with serving(matryoshka=matryoshka) as client:
+        plain = await embed(client, input="tide")
+        asked = await embed(client, input="tide", dimensions=len(vectors(plain)[0]))
+    assert vectors(asked) == vectors(plain)
+
+
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=4, max_size=4), st.integers(1, 4))
 def test_a_cut_vector_has_length_one_or_zero(values, dimensions):
     (short,) = cut(np.array([values], np.float32), dimensions, normalize=True)

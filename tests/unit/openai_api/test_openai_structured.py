@@ -83,6 +83,12 @@ async def test_a_schema_that_cannot_be_kept_is_a_400_and_never_reaches_the_engin
         await client.chat()
 
 
+async def test_the_schema_false_is_refused_in_words():
+    async with client_of(ScriptedModel(says("x"))) as client:
+        _, error = await client.error(CHAT, {"messages": USER, **by_schema(False)})
+    assert "no value satisfies" in error["message"]
+
+
 async def test_half_a_surrogate_pair_in_a_schema_given_as_text_is_a_400():
     async with client_of(ScriptedModel(says("x"))) as client:
         for text in ('{"enum": ["\\ud800"]}', '{"title": "\\ud83d", "type": "string"}'):

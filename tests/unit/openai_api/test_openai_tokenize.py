@@ -55,3 +55,14 @@ async def test_the_info_has_what_lm_eval_looks_for():
         assert (await client.http.post("/tokenizer_info")).status_code == 405
     assert info["eos_token"] == "<|im_end|>"
     assert info["vocab_size"] == TOKENIZER.vocab_size
+
+
+async def test_the_info_is_of_the_model_that_is_named():
+    async with client_of(ScriptedModel(says("x")), ScriptedModel(says("y"), name="other", max_model_len=99)) as client:
+        info = [
+            await client.http.get("/tokenizer_info", params=query)
+            for query in ({"model": "other"}, {"model": "no"}, {})
+        ]
+    assert [answer.status_code for answer in info] == [200, 404, 400]
+    assert info[0].json()["model_max_length"] == 99
+    assert [answer.json()["error"]["param"] for answer in info[1:]] == ["model", "model"]

@@ -108,10 +108,10 @@ async def test_required_calls_are_the_same_streamed_and_whole(per_event):
     assert [answer["choices"][0]["finish_reason"]] == finish_of(chunks) == ["tool_calls"]
 
 
-async def test_a_named_tool_ends_with_stop_and_empty_content():
+async def test_a_named_tool_ends_with_stop_and_no_content():
     answer, chunks = await both(says('{"city": "Rome"}'), tools=TOOLS, tool_choice=NAMED)
     assert plain_calls(answer) == [call[1:] for call in calls_of(chunks)] == [("news", '{"city": "Rome"}')]
-    assert answer["choices"][0]["message"]["content"] == ""
+    assert answer["choices"][0]["message"]["content"] is None
     assert [answer["choices"][0]["finish_reason"]] == finish_of(chunks) == ["stop"]
 
 
