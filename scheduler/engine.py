@@ -14,7 +14,8 @@ from kvcache.hashes import root_hash
 from scheduler.deadlines import Deadlines
 from scheduler.engine_errors import MAX_FAILURES, EngineBrokenError, as_serving_error
 from scheduler.engine_options import EngineOptions
-from scheduler.frames import Commands, EngineLimits, EngineStats, Failure, NewRequest, StepFrame
+from scheduler.engine_totals import Totals
+from scheduler.frames import Commands, EngineLimits, Failure, NewRequest, StepFrame
 from scheduler.layered_chunk import LayeredChunk
 from scheduler.plan import Plan, commit, plan
 from scheduler.prefill_budget import Budget
@@ -66,7 +67,7 @@ class Engine:
         self._seeds = random.SystemRandom() if options.seed is None else random.Random(options.seed)
         self._num_failures = 0  # failed steps in a row
         self._has_news = False  # the schedule changed since the last frame told of it
-        self._counts = _Counts()
+        self._totals = Totals()
 
     @property
     def limits(self) -> EngineLimits:
@@ -134,6 +135,7 @@ class Engine:
         scheduled = [(sequence.number, start) for sequence in work.started if not sequence.scheduled]
         for sequence in work.started:
             sequence.scheduled = sequence.scheduled or start
+        tokens_before = self._totals.tokens
         events = self._run_slices(work, start) + self._run_layers(work)
         end = self._clock()
         failures, self._failures = self._failures, []
@@ -141,7 +143,13 @@ class Engine:
             raise EngineBrokenError(f"{self._num_failures} steps in a row failed")
         self._has_news = False
         kv_events = self._events.drain() if self._events is not None else None
-        return StepFrame(end, events, scheduled, failures, self._stats(end - start, work), kv_events)
+        stats = self._totals.stats(
+            self.schedule,
+            step_seconds=end - start,
+            step_tokens=self._totals.tokens - tokens_before,
+            seconds_per_token=self._times.seconds_per_token,
+        )
+        return StepFrame(end, events, scheduled, failures, stats, kv_events)
 
     def check(self) -> None:
         """Every law that holds between two steps. Raises AssertionError."""
@@ -191,7 +199,7 @@ class Engine:
         if output is None:
             return []
         self._times.observe(work.load, self._clock() - start)
-        self._counts.steps += 1
+        self._totals.steps += 1
         return self._commit(work.slices, output)
 
     def _run_layers(self, work: Plan) -> list[tuple[int, TokenEvent]]:
@@ -224,11 +232,11 @@ class Engine:
         return output
 
     def _commit(self, slices: list[Slice], output: StepOutput) -> list[tuple[int, TokenEvent]]:
-        self._counts.add(slices, output)
+        self._totals.add(slices, output)
         events = []
         for sequence, event in commit(self.schedule, slices, output):
             events.append((sequence.number, event))
-            self._counts.generation_tokens += len(event.tokens)
+            self._totals.generation_tokens += len(event.tokens)
             if event.finish is not None:
                 self._runner.remove(sequence.row)
                 self._forget(sequence)
@@ -255,40 +263,3 @@ class Engine:
     def _forget(self, sequence: TokenSequence) -> None:
         del self._sequences[sequence.number]
         self._deadlines.discard(sequence.number)
-
-    def _stats(self, seconds: float, work: Plan) -> EngineStats:
-        schedule, counts = self.schedule, self._counts
-        return EngineStats(
-            num_running=len(schedule.running),
-            num_waiting=len(schedule.waiting),
-            num_blocks=schedule.pool.num_blocks,
-            num_free_blocks=schedule.pool.num_free,
-            num_preemptions_total=schedule.num_preemptions,
-            num_cache_queries_total=schedule.num_cache_queries,
-            num_cache_hits_total=schedule.num_cache_hits,
-            num_prompt_tokens_total=counts.prompt_tokens,
-            num_generation_tokens_total=counts.generation_tokens,
-            num_drafts_total=counts.drafts,
-            num_accepted_drafts_total=counts.accepted,
-            num_steps_total=counts.steps,
-            step_seconds=seconds,
-            step_tokens=work.load.tokens,
-            seconds_per_token=self._times.seconds_per_token,
-        )
-
-
-class _Counts:
-    """Totals over the engine's life."""
-
-    def __init__(self) -> None:
-        self.steps = self.prompt_tokens = self.generation_tokens = self.drafts = self.accepted = 0
-
-    def add(self, slices: list[Slice], output: StepOutput) -> None:
-        """Before the commit, while the slices still say what they were."""
-        for part, tokens in zip(slices, output.tokens, strict=True):
-            sequence = part.sequence
-            if tokens and not sequence.has_answered:
-                self.prompt_tokens += sequence.num_prompt
-            if part.num_drafts and tokens:
-                self.drafts += part.num_drafts
-                self.accepted += len(tokens) - 1

@@ -163,7 +163,7 @@ def test_whatever_happens_around_it_every_text_is_what_it_is_alone(seed, drafts,
     assert h.engine.schedule.num_preemptions > 0
     assert h.engine.schedule.num_cache_hits > 0
     answered = [len(h.requests[number].prompt) for number, tokens in h.tokens.items() if tokens]
-    assert h.engine._counts.prompt_tokens == sum(answered)
+    assert h.engine._totals.prompt_tokens == sum(answered)
     if num_layers > 1:
         assert h.runner.layered.num_chunks > 0
 
