@@ -58,6 +58,8 @@ class LayeredChunks:
         chunk.hidden = self._model.advance(chunk.hidden, chunk.attention, chunk.done, end)
         chunk.done = end
         if end < self.num_layers:
+            if chunk.hidden.device.type != "cpu":
+                torch.accelerator.synchronize()  # whoever times the layers must not see only their launch
             return None
         self._chunk = None
         return self._finish(chunk.hidden, chunk.batch, chunk.attention)
