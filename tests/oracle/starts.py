@@ -57,7 +57,9 @@ def _watched(count: int) -> Any:
 
 STARTS: dict[str, Start] = {
     "every model at start": Start({"model_control_mode": "none"}, ("ident",), NOT_TO_LOAD, NOT_TO_LOAD_GRPC),
-    "polling": Start({"model_control_mode": "poll"}, ("ident",), NOT_TO_LOAD, NOT_TO_LOAD_GRPC),
+    "polling": Start(
+        {"model_control_mode": "poll", "repository_poll_secs": "1"}, ("ident",), NOT_TO_LOAD, NOT_TO_LOAD_GRPC
+    ),
     "nothing loaded": Start(
         {"model_control_mode": "explicit"},
         ("ident", "failing"),

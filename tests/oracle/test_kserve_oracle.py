@@ -17,7 +17,7 @@ import pytest
 
 from tests.e2e.server_process import START, ServerProcess, eventually
 from tests.fakes.kserve import grpc_server, http_server, service
-from tests.oracle import grpc_cases, http_cases, http_server_cases
+from tests.oracle import grpc_cases, grpc_server_cases, http_cases, http_server_cases
 from tests.oracle.compare import check, check_all, record, recorded
 from tests.oracle.differences import GRPC, HTTP, as_we_say
 from tests.oracle.triton_models import write_repository
@@ -48,12 +48,12 @@ def test_our_grpc_answer_is_tritons(our_grpc: grpc.Channel, case: str) -> None:
 
 def test_every_difference_is_about_a_case() -> None:
     assert HTTP.keys() <= {*http_cases.CASES, *http_server_cases.CASES, *http_server_cases.SCENARIOS}
-    assert GRPC.keys() <= {*grpc_cases.CASES, *grpc_cases.SERVER_CASES, *grpc_cases.SCENARIOS}
+    assert GRPC.keys() <= {*grpc_cases.CASES, *grpc_server_cases.CASES, *grpc_server_cases.SCENARIOS}
 
 
 def test_no_two_cases_have_one_name() -> None:
     assert not http_cases.CASES.keys() & {*http_server_cases.CASES, *http_server_cases.SCENARIOS}
-    assert not grpc_cases.CASES.keys() & {*grpc_cases.SERVER_CASES, *grpc_cases.SCENARIOS}
+    assert not grpc_cases.CASES.keys() & {*grpc_server_cases.CASES, *grpc_server_cases.SCENARIOS}
 
 
 @pytest.mark.slow
@@ -97,9 +97,9 @@ def ask_everything(http_address: str, grpc_address: str) -> dict[str, dict[str, 
                 name: http_server_cases.play(http, steps) for name, steps in http_server_cases.SCENARIOS.items()
             }
         with grpc.insecure_channel(grpc_address) as channel:
-            calls = grpc_cases.CASES | grpc_cases.SERVER_CASES
+            calls = grpc_cases.CASES | grpc_server_cases.CASES
             from_grpc: dict[str, Any] = {name: grpc_cases.send(channel, case) for name, case in calls.items()}
-            for name, steps in grpc_cases.SCENARIOS.items():
+            for name, steps in grpc_server_cases.SCENARIOS.items():
                 from_grpc[name] = [grpc_cases.send(channel, step) for step in steps]
     finally:
         memory.unlink()
