@@ -18,12 +18,6 @@ def server():
         yield running
 
 
-@pytest.fixture
-def client(server):
-    with openai.OpenAI(base_url=server.url, api_key="x", max_retries=0, timeout=20) as made:
-        yield made
-
-
 def test_a_plain_chat(server, client):
     server.serve(ScriptedModel(says("Hello wörld 🎉")))
     answer = client.chat.completions.create(model="chat", messages=USER)

@@ -23,12 +23,6 @@ def server():
         yield running
 
 
-@pytest.fixture
-def client(server):
-    with openai.OpenAI(base_url=server.url, api_key="x", max_retries=0, timeout=20) as made:
-        yield made
-
-
 def test_a_response_and_its_thoughts(server, client):
     server.serve(ScriptedModel(says("<think>hmm</think>Hello wörld 🎉"), chat_template=THINKING))
     response = client.responses.create(model="chat", input="hi", instructions="Be brief.")

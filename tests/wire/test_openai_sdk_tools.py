@@ -34,12 +34,6 @@ def server():
         yield running
 
 
-@pytest.fixture
-def client(server):
-    with openai.OpenAI(base_url=server.url, api_key="x", max_retries=0, timeout=20) as made:
-        yield made
-
-
 def tools(*names: str) -> list:
     return [openai.pydantic_function_tool(City, name=name) for name in names]
 

@@ -38,12 +38,6 @@ def server(tmp_path_factory):
         yield running
 
 
-@pytest.fixture
-def client(server):
-    with openai.OpenAI(base_url=server.url, api_key="x", max_retries=0, timeout=300) as made:
-        yield made
-
-
 def test_parse_gives_a_valid_object(client):
     for seed in range(3):
         answer = client.chat.completions.parse(

@@ -4,7 +4,6 @@ import json
 
 import httpx
 import jsonschema
-import openai
 import pytest
 
 from tests.wire.smollm2 import smollm2_server
@@ -23,12 +22,6 @@ CITY = {
 def server(tmp_path_factory):
     with smollm2_server(tmp_path_factory.mktemp("model")) as running:
         yield running
-
-
-@pytest.fixture
-def client(server):
-    with openai.OpenAI(base_url=server.url, api_key="x", max_retries=0, timeout=300) as made:
-        yield made
 
 
 def ask(client, messages=USER, max_tokens=24, **members):
