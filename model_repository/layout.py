@@ -16,6 +16,7 @@ from backends.api.errors import Code, ServingError
 from backends.api.model_config import VersionPolicy
 
 CONFIG_FILE = "config.pbtxt"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _VERSION = re.compile(r"[1-9][0-9]*")
 _GENERATED = "__pycache__"  # written by running a model, not by changing it
 
@@ -24,7 +25,7 @@ Snapshot = tuple[tuple[str, int, int], ...]
 
 
 def check_name(name: str) -> None:
-    """Raises ServingError(INVALID) for a model name that is empty or could leave its repository."""
+    """Raises ServingError(INVALID) for a model name that is empty, has control characters or could leave its repository."""
     if not name.strip():
         raise ServingError(Code.INVALID, "Model name cannot be empty. Please enter a valid name to deploy.")
     check_inside(name, f"model name '{name}'")
@@ -33,9 +34,14 @@ def check_name(name: str) -> None:
 
 
 def check_inside(path: str, subject: str) -> None:
-    """Raises ServingError(INVALID) for a relative path that could leave its folder; `subject` names it in the text."""
+    """Raises ServingError(INVALID) for a relative path that could leave its folder or has control characters.
+
+    `subject` names it in the text.
+    """
+    if _CONTROL.search(path):
+        raise ServingError(Code.INVALID, f"{subject} must not contain control characters")
     parts = path.split("/")
-    if path.startswith("/") or "\\" in path or "\0" in path or any(part in ("", ".", "..") for part in parts):
+    if path.startswith("/") or "\\" in path or any(part in ("", ".", "..") for part in parts):
         raise ServingError(Code.INVALID, f"{subject} must not contain path traversal characters")
 
 

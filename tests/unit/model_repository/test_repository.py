@@ -211,7 +211,7 @@ async def test_unload_of_an_unknown_model_is_no_error(make: Make) -> None:
     await make().unload("nope")
 
 
-@pytest.mark.parametrize("name", ["", " ", "../m", "a/b", "..", ".", "/etc", "a\\b", "a\0b"])
+@pytest.mark.parametrize("name", ["", " ", "../m", "a/b", "..", ".", "/etc", "a\\b"])
 async def test_names_that_could_leave_the_repository_are_refused(make: Make, write_model: Any, name: str) -> None:
     with pytest.raises(ServingError, match=r"path traversal|cannot be empty") as raised:
         await make().load(name)
