@@ -7,6 +7,7 @@
 Every function reads the disk as it is now and keeps nothing.
 """
 
+import errno
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -60,7 +61,7 @@ def scan(repositories: Sequence[Path]) -> dict[str, list[Path]]:
 
 def folders_of(repositories: Sequence[Path], name: str) -> list[Path]:
     """The folders of one model, without listing the others."""
-    return [folder for repository in repositories if (folder := repository / name).is_dir()]
+    return [folder for repository in repositories if _is_folder(folder := repository / name)]
 
 
 def version_folders(folder: Path) -> dict[int, Path]:
@@ -105,6 +106,15 @@ def _belongs(path: str, version: str) -> bool:
     if slash and _VERSION.fullmatch(top):
         return top == version
     return path != CONFIG_FILE and not (slash and top == "configs")
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise
 
 
 def _folders(repository: Path) -> list[Path]:

@@ -218,13 +218,14 @@ async def test_names_that_could_leave_the_repository_are_refused(make: Make, wri
     assert raised.value.code is Code.INVALID
 
 
+@pytest.mark.parametrize("name", ["nope", "a" * 300])
 async def test_an_unknown_model_is_said_as_triton_says_it_and_leaves_nothing_behind(
-    make: Make, write_model: Any
+    make: Make, write_model: Any, name: str
 ) -> None:
     repository = make()
     with pytest.raises(ServingError) as raised:
-        await repository.load("nope")
-    assert raised.value.message == "failed to load 'nope', failed to poll from model repository"
+        await repository.load(name)
+    assert raised.value.message == f"failed to load '{name}', failed to poll from model repository"
     assert repository.index() == []
 
 
