@@ -18,6 +18,7 @@ from backends.api.model_config import VersionPolicy
 
 CONFIG_FILE = "config.pbtxt"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_LIKE_VERSION = re.compile(r"[vV]?[-+]?[0-9]+")
 _VERSION = re.compile(r"[1-9][0-9]*")
 _GENERATED = "__pycache__"  # written by running a model, not by changing it
 
@@ -68,6 +69,15 @@ def version_folders(folder: Path) -> dict[int, Path]:
     """Version -> folder, lowest first. Folders with other names are not versions."""
     numbered = (entry for entry in folder.iterdir() if _VERSION.fullmatch(entry.name) and entry.is_dir())
     return {int(entry.name): entry for entry in sorted(numbered, key=lambda entry: int(entry.name))}
+
+
+def misnamed_versions(folder: Path) -> list[str]:
+    """Folders that are named as a version may have been meant, and are none."""
+    return sorted(
+        entry.name
+        for entry in folder.iterdir()
+        if _LIKE_VERSION.fullmatch(entry.name) and not _VERSION.fullmatch(entry.name) and entry.is_dir()
+    )
 
 
 def choose_versions(policy: VersionPolicy, versions: Sequence[int]) -> list[int]:
