@@ -43,7 +43,9 @@ class IdentityBackend:
             self._delay = float(text) / 1000
         except ValueError:
             raise ServingError(
-                Code.INVALID, f"model '{config.name}': parameter 'execute_delay_ms' must be a number, got '{text}'"
+                Code.INVALID,
+                f"model '{config.name}': parameter 'execute_delay_ms' must be a number, got '{text}'",
+                param="execute_delay_ms",
             ) from None
 
     def complete(self, config: ModelConfig) -> ModelConfig:

@@ -100,12 +100,6 @@ def _check(config: ModelConfig, inputs: Sequence[OnnxTensor], outputs: Sequence[
     generated = {name for rule in config.batch_inputs for name in rule.target_names}
     given = {spec.name for spec in config.inputs if not spec.optional} | generated
     wanted = {tensor.name for tensor in inputs}
-    if missing := sorted(wanted - given - {spec.name for spec in config.inputs}):
-        raise ServingError(
-            Code.INVALID,
-            f"unable to load model '{config.name}', configuration expects {len(config.inputs)} inputs, "
-            f"model provides {len(inputs)}: input(s) {missing} are missing in the configuration",
-        )
     for role, specs, tensors in (("input", config.inputs, inputs), ("output", config.outputs, outputs)):
         by_name = {tensor.name: tensor for tensor in tensors}
         for spec in specs:
@@ -117,6 +111,12 @@ def _check(config: ModelConfig, inputs: Sequence[OnnxTensor], outputs: Sequence[
                     f"allowed {role}s are: {', '.join(by_name)}",
                 )
             _check_tensor(config, role, spec, tensor)
+    if missing := sorted(wanted - given - {spec.name for spec in config.inputs}):
+        raise ServingError(
+            Code.INVALID,
+            f"unable to load model '{config.name}', configuration expects {len(config.inputs)} inputs, "
+            f"model provides {len(inputs)}: input(s) {missing} are missing in the configuration",
+        )
 
 
 def _check_tensor(config: ModelConfig, role: str, spec: TensorSpec, tensor: OnnxTensor) -> None:

@@ -166,7 +166,9 @@ def _integer(config: ModelConfig, name: str, default: int) -> int:
         value = -1
     if value < 0:
         raise ServingError(
-            Code.INVALID, f"model '{config.name}': parameter '{name}' must be a non-negative integer, got '{text}'"
+            Code.INVALID,
+            f"model '{config.name}': parameter '{name}' must be a non-negative integer, got '{text}'",
+            param=name,
         )
     return value
 
@@ -176,5 +178,7 @@ def _flag(config: ModelConfig, name: str, default: bool) -> bool:
     if text is None:
         return default
     if text.lower() not in ("0", "1", "false", "true"):
-        raise ServingError(Code.INVALID, f"model '{config.name}': parameter '{name}' must be 0 or 1, got '{text}'")
+        raise ServingError(
+            Code.INVALID, f"model '{config.name}': parameter '{name}' must be 0 or 1, got '{text}'", param=name
+        )
     return text.lower() in ("1", "true")

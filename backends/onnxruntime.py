@@ -125,7 +125,7 @@ class OnnxBackend:
         try:
             return onnxruntime.InferenceSession(str(self._path), options, providers=chosen)
         except Exception as error:
-            text = _ERROR.sub("", str(error)).strip()
+            text = _ERROR.sub("", str(error)).strip().replace(str(self._path), self._path.name)
             raise ServingError(
                 Code.INVALID, f"model '{self._config.name}': cannot load '{self._path.name}': {text}"
             ) from error

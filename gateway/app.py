@@ -68,7 +68,8 @@ async def _serve(settings: Settings, output: logs.LogOutput) -> int:
     try:
         await server.start(stop)
     except ServingError as error:
-        log.error("%s", error.message)
+        for line in error.message.splitlines():
+            log.error("%s", line)
         await server.close(grace=0.0)
         return 1
     await stop.wait()
@@ -187,7 +188,7 @@ class Server:
         stopped.cancel()
         if self._start.done():
             for name, error in self._start.result().items():
-                log.error("model '%s' failed to load: %s", name, error.message)
+                log.error("model '%s' failed to load: %s", name, error.message.rstrip())
             log.info("ready: %s", ", ".join(_shown(self.repository)) or "no models")
 
     async def close(self, grace: float) -> None:

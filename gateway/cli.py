@@ -61,17 +61,21 @@ def _run(settings: Settings) -> int:
 
 
 def _validate(arguments: list[str]) -> int:
-    from model_repository.validate import validate
-    from scheduler.language_config import check_language_model
-    from scheduler.pooling_config import check_pooling_model
+    from model_repository.validate import model_folders, validate
+    from scheduler.checks import CHECKS
 
     if len(arguments) != 1 or arguments[0].startswith("-"):
         print("usage: tidegate validate FOLDER", file=sys.stderr)
         return 2
-    findings = validate(Path(arguments[0]), {"llm": check_language_model, "pooling": check_pooling_model})
+    path = Path(arguments[0])
+    findings = validate(path, CHECKS)
     for finding in findings:
         print(finding)
-    return 1 if findings else 0
+    if any(not finding.is_warning for finding in findings):
+        return 1
+    count = len(model_folders(path))
+    print(f"{count} {'model' if count == 1 else 'models'}, no faults")
+    return 0
 
 
 def _init(arguments: list[str]) -> int:

@@ -149,9 +149,20 @@ def trace_settings(texts: Sequence[str]) -> TraceSettings:
     control = TraceControl(TraceSettings(trace_file=values.pop("file", "")))
     changes: dict[str, Any] = {_TRACE_NAMES[name]: value for name, value in values.items()}
     try:
-        return control.update(changes | ({"trace_level": levels} if levels else {}))
+        settings = control.update(changes | ({"trace_level": levels} if levels else {}))
     except ServingError as error:
         raise SettingsError(f"--trace-config: {error.message}") from None
+    if settings.trace_file:
+        _check_writable(f"{settings.trace_file}.0" if int(settings.log_frequency) else settings.trace_file)
+    return settings
+
+
+def _check_writable(trace_file: str) -> None:
+    try:
+        with Path(trace_file).open("ab"):
+            pass
+    except OSError as error:
+        raise SettingsError(f"--trace-config: cannot write '{trace_file}': {error.strerror}") from None
 
 
 def restrictions(flag: str, texts: Sequence[str]) -> dict[str, Restriction]:

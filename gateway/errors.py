@@ -4,9 +4,14 @@ Numbers are Triton's (triton spec 1.2), so that its clients and tests see what t
 what the code's name suggests, the row says why.
 """
 
+import logging
+import uuid
+
 import grpc
 
 from backends.api.errors import Code, ServingError
+
+log = logging.getLogger(__name__)
 
 _STATUSES: dict[Code, tuple[int, grpc.StatusCode]] = {
     Code.INVALID: (400, grpc.StatusCode.INVALID_ARGUMENT),
@@ -35,7 +40,9 @@ def grpc_status(code: Code) -> grpc.StatusCode:
 
 
 def as_serving_error(error: BaseException) -> ServingError:
-    """`error` itself, or an INTERNAL one that names its type and text; never a traceback."""
+    """`error` itself. Any other is a bug: the log has its text and traceback, the caller is told the id to look for there."""
     if isinstance(error, ServingError):
         return error
-    return ServingError(Code.INTERNAL, f"internal: {type(error).__name__}: {error}")
+    name = uuid.uuid4().hex
+    log.error("request=%s failed", name, exc_info=error)
+    return ServingError(Code.INTERNAL, f"an internal error occurred (request id {name})")

@@ -11,13 +11,18 @@ from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from backends.api.errors import Code, ServingError
 from gateway.http_body import App, Header, Message, Receive, Scope, Send
 from gateway.http_parser import Parser
 from gateway.joined_writes import JoinedWrites, TurnEnd
+from openai_api.errors import error_body
 from openai_api.http import DROP_CONNECTION
 from openai_api.sse import WRITE_BODY
 
+MAX_HEAD_BYTES = 64 * 1024
+MAX_HEADERS = 256
 _HEAD_SECONDS = 60.0  # for a connection to bring the head of a request once it is open or has begun one
+_REFUSAL = b"%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
 
 
 class Exchange:
@@ -95,6 +100,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.parser: Parser = Parser(self)  # type: ignore[assignment]
         self._awaits_head = True
         self._head_timer: asyncio.TimerHandle | None = None
+        self._num_head_bytes = 0  # no fewer than have come of the head, whose reads may hold more than it
+        self._is_head_too_large = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(JoinedWrites(transport, self.loop, self._turn_end))  # type: ignore[arg-type]
@@ -108,7 +115,11 @@ class HttpProtocol(HttpToolsProtocol):
             self._exchange.call.client_left()
 
     def data_received(self, data: bytes) -> None:
+        self._num_head_bytes += len(data)
         super().data_received(data)
+        if self._awaits_head and self._num_head_bytes > MAX_HEAD_BYTES and not self._is_head_too_large:
+            self._is_head_too_large = True
+            self.send_400_response("")
         if self._held is not None:
             self._release()
         if self._awaits_head or self._head_timer is not None:
@@ -120,6 +131,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._awaits_head = False
+        if self._num_head_bytes > MAX_HEAD_BYTES or len(self.headers) > MAX_HEADERS:
+            self._check_head()
         if not self.parser.ignores_upgrade:
             super().on_headers_complete()
 
@@ -127,6 +140,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self.parser.ignores_upgrade:
             return
         super().on_message_complete()
+        self._num_head_bytes = 0
         if self._held is None or self._direct is None:
             return
         self._exchange = Exchange(self._held[0], self.transport)  # type: ignore[arg-type]
@@ -134,6 +148,22 @@ class HttpProtocol(HttpToolsProtocol):
             self._held = None
         else:
             self._release()
+
+    def send_400_response(self, msg: str) -> None:
+        """The end of a connection whose next request cannot be read: `msg` says why, unless its head is too large."""
+        status = 431 if self._is_head_too_large else 400
+        if self._is_head_too_large:
+            msg = f"the head of a request may have {MAX_HEADERS} headers and {MAX_HEAD_BYTES} bytes"
+        body = error_body(ServingError(Code.INVALID, msg))
+        self.transport.write(_REFUSAL % (STATUS_LINE[status], len(body), body))
+        self.transport.close()
+
+    def _check_head(self) -> None:
+        """Raises ValueError, which the parser takes for a request that cannot be read."""
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > MAX_HEAD_BYTES or len(self.headers) > MAX_HEADERS:
+            self._is_head_too_large = True
+            raise ValueError
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if self._direct is not None and self._may_hold(cycle) and self._direct.takes(cycle.scope):  # type: ignore[arg-type]

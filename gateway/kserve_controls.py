@@ -38,6 +38,12 @@ class TraceControl:
         with self._lock:
             return replace(self._global, **self._by_model.get(model, {}))
 
+    def for_request(self, model: str) -> tuple[str, TraceSettings]:
+        """What holds for a request of `model`, and whose setting it is: the model's name, "" for that of the server."""
+        with self._lock:
+            own = self._by_model.get(model)
+            return (model, replace(self._global, **own)) if own else ("", self._global)
+
     def update(self, changes: Mapping[str, Any], model: str = "") -> TraceSettings:
         """Change what `changes` names; None goes back to the global value, or globally to that of the start.
 
@@ -84,6 +90,9 @@ def _trace_value(name: str, value: Any) -> Any:
         raise ServingError(Code.INVALID, f"Unable to parse '{name}', got: {value}", param=name) from None
     if not (-1 if name == "trace_count" else 0) <= number < 1 << 31:
         raise ServingError(Code.INVALID, f"Unable to parse '{name}', got: {value}", param=name)
+    if name == "trace_rate" and number == 0:
+        text = "Attempting to set invalid trace setting :sample rate must be non-zero"
+        raise ServingError(Code.INVALID, text, param=name)
     return value
 
 

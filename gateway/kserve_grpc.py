@@ -6,7 +6,6 @@ taken by a slow model until `max_concurrent` are open, past which callers get RE
 """
 
 import asyncio
-import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,7 +30,6 @@ from gateway.kserve_grpc_keys import KeyInterceptor, grpc_code
 from gateway.kserve_grpc_threads import stream_infer
 from gateway.kserve_service import Service
 
-log = logging.getLogger(__name__)
 SERVICE = "inference.GRPCInferenceService"
 Handler = Callable[[Front, Any], Any]
 # rpc -> (category of restriction, handler); ModelInfer and ModelStreamInfer have their own forms
@@ -168,10 +166,7 @@ def _answer_with_context(
         front.admit(category, context)
         release = front.enter(message, context)
         return handler(front, message, context)
-    except ServingError as error:
-        failure = error
     except Exception as error:
-        log.exception("a gRPC call failed")
         failure = as_serving_error(error)
     finally:
         release()

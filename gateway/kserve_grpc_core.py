@@ -8,7 +8,6 @@ It stands on the interface that grpc's own Python server is written on (`grpc._c
 promises. `DirectCalls` raises AttributeError where it is not as expected, and the calls are then served by threads.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -19,13 +18,11 @@ from typing import Any, TypeVar
 import grpc
 from grpc._cython import cygrpc
 
-from backends.api.errors import ServingError
 from gateway.errors import as_serving_error
 from gateway.kserve_grpc_front import Front
 from gateway.kserve_grpc_keys import bearer, grpc_code
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 LARGE = 64 * 1024  # bytes of a message that a thread of the pool reads or writes: others must not wait for it
 Ended = tuple[Any, tuple[()]]
 """What grpc's loop is told of an event: the call that is over with it, or None, and no callbacks."""
@@ -44,8 +41,6 @@ NOT_READABLE = Status(grpc.StatusCode.INTERNAL, "Exception deserializing request
 
 
 def status_of(error: Exception) -> Status:
-    if not isinstance(error, ServingError):
-        log.error("a gRPC call failed", exc_info=error)
     known = as_serving_error(error)
     return Status(grpc_code(known), known.message)
 

@@ -125,8 +125,9 @@ class InferCall(Call):
         self._report(None)
 
     def _fail(self, error: Exception) -> None:
-        self._finish(status_of(error))
-        self._report(as_serving_error(error))
+        failure = as_serving_error(error)
+        self._finish(status_of(failure))
+        self._report(failure)
 
     def _report(self, error: ServingError | None) -> None:
         assert self._request is not None

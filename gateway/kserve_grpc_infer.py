@@ -33,8 +33,9 @@ def model_infer(front: Front, message: Any, context: grpc.ServicerContext) -> An
             raise no_answer(request)
         answer = encode_infer(complete(response, request), form)
     except Exception as error:
-        front.service.on_end(request, as_serving_error(error))
-        raise
+        failure = as_serving_error(error)
+        front.service.on_end(request, failure)
+        raise failure from error
     front.service.on_end(request, None)
     return answer
 

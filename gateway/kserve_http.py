@@ -1,7 +1,6 @@
 """KServe v2 over HTTP: every path of triton spec 1.1 but the hot one, whose work is in `kserve_http_infer`."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -28,7 +27,6 @@ from gateway.kserve_views import (
 )
 from openai_api.http import ClientGoneError
 
-log = logging.getLogger(__name__)
 Handler = Callable[[Service, Request], Awaitable[Response]]
 _MODEL = "/v2/models/{model}"
 _VERSION = "/v2/models/{model}/versions/{version:int}"
@@ -113,12 +111,9 @@ async def _guarded(service: Service, category: str, handler: Handler, request: R
     try:
         check_restriction(service, category, dict(request.scope["headers"]))
         return await handler(service, request)
-    except ServingError as error:
-        return _error_response(error)
     except ClientGoneError:
         return Response(status_code=400)
     except Exception as error:
-        log.exception("%s %s failed", request.method, request.url.path)
         return _error_response(as_serving_error(error))
 
 

@@ -115,6 +115,7 @@ def submit(service: Service, model: LiveModel, request: InferenceRequest) -> Non
     """
     try:
         try:
+            request.taken_by = model.version
             model.infer(request)
         except ServingError as error:
             if error.reason != CLOSING:
@@ -122,6 +123,7 @@ def submit(service: Service, model: LiveModel, request: InferenceRequest) -> Non
             successor = service.repository.find(request.model, request.version)
             if successor is model or not _take_the_same(successor.config, model.config):
                 raise
+            request.taken_by = successor.version
             successor.infer(request)
     except Exception as error:
         request.stream.fail(as_serving_error(error))

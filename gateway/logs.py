@@ -1,9 +1,11 @@
 """Log lines for people (text) and for machines (JSON).
 
-One line a finished request, one a model's change of state, none a token, and no prompt text. Code logs with
+One line a finished request, one a model's change of state, none a token, and no prompt text. A record is one line
+whatever a request's text holds; what follows a text line, a traceback, is indented. Code logs with
 the standard library and puts what a machine may want to filter by under `extra={"fields": {...}}`.
 """
 
+import json
 import logging
 import sys
 from datetime import UTC, datetime
@@ -85,8 +87,9 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, UTC).strftime(self._date_format)
         fields = "".join(f" {key}={_shown(value)}" for key, value in _fields(record).items())
-        line = f"{_LETTERS.get(record.levelname, 'I')}{when} {record.getMessage()}{fields}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        line = _printable(f"{_LETTERS.get(record.levelname, 'I')}{when} {record.getMessage()}{fields}")
+        trace = self.formatException(record.exc_info).splitlines() if record.exc_info else []
+        return "\n  ".join([line, *map(_printable, trace)])
 
 
 class JsonFormatter(logging.Formatter):
@@ -114,4 +117,11 @@ def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     text = str(value)
-    return orjson.dumps(text).decode() if " " in text or not text else text
+    return json.dumps(text, ensure_ascii=False) if " " in text or not text else text
+
+
+def _printable(text: str) -> str:
+    """`text` with everything escaped that could end its line or steer a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

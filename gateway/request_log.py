@@ -19,7 +19,11 @@ def log_end(request: InferenceRequest, error: ServingError | None) -> None:
     if not _LOG.isEnabledFor(level):
         return
     times = request.times
-    fields: dict[str, object] = {"request": request.id, "model": request.model, "version": request.version}
+    fields: dict[str, object] = {
+        "request": request.id,
+        "model": request.model,
+        "version": request.taken_by or request.version,
+    }
     if times.compute_start:
         fields["queue_s"] = times.compute_start - times.queued
         fields["compute_s"] = times.compute_end - times.compute_start

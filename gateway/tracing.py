@@ -1,4 +1,4 @@
-"""Traces of requests in Triton's form: a JSON list in a file, two entries a request."""
+"""Traces of requests in Triton's form: a JSON list in a file, two entries for each model that had part in a request."""
 
 import itertools
 import logging
@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from backends.api.errors import ServingError
-from backends.api.request import InferenceRequest
+from backends.api.request import InferenceRequest, ModelRun
 from gateway.kserve_controls import TraceControl, TraceSettings
 
 log = logging.getLogger("tidegate.trace")
@@ -21,7 +21,7 @@ log = logging.getLogger("tidegate.trace")
 class Tracer:
     """Writes one request of `trace_rate` to the trace file, `trace_count` of them in all. Any thread may call.
 
-    With a `log_frequency` of n the file is one of many: FILE.0 has the first n traces, FILE.1 the next.
+    Both count the requests of all models together, but for those of a model with settings of its own. With a `log_frequency` of n the file is one of many: FILE.0 has the first n traces, FILE.1 the next.
     """
 
     def __init__(self, control: TraceControl) -> None:
@@ -33,27 +33,30 @@ class Tracer:
         self._file: BinaryIO | None = None
         self._num_in_file = 0
         self._num_files = 0
+        self._is_failing = False
 
     def ended(self, request: InferenceRequest, error: ServingError | None) -> None:
         """A request has had its end."""
         if not self._control.is_on or not request.times.queued:
             return
-        settings = self._control.get(request.model)
+        owner, settings = self._control.for_request(request.model)
         with self._lock:
-            if settings.trace_level == ("OFF",) or not self._is_chosen(request.model, settings):
+            if settings.trace_level == ("OFF",) or not self._is_chosen(owner, settings):
                 return
+            run = ModelRun(request.model, request.taken_by, request.times, request.steps)
             try:
-                self._write(_entries(next(self._ids), request), settings)
+                self._write(_entries(self._ids, run, request.id, time.monotonic()), settings)
+                self._is_failing = False
             except OSError as failure:
-                log.error("cannot write traces to '%s': %s", settings.trace_file, failure.strerror)
+                self._report(settings.trace_file, failure)
 
     def close(self) -> None:
         with self._lock:
             self._end_file()
 
-    def _is_chosen(self, model: str, settings: TraceSettings) -> bool:
-        key, count = (model, settings), int(settings.trace_count)
-        turn = self._num_seen[key] % max(1, int(settings.trace_rate))
+    def _is_chosen(self, owner: str, settings: TraceSettings) -> bool:
+        key, count = (owner, settings), int(settings.trace_count)
+        turn = self._num_seen[key] % int(settings.trace_rate)
         self._num_seen[key] += 1
         if turn or 0 <= count <= self._num_traced[key]:
             return False
@@ -73,6 +76,12 @@ class Tracer:
         self._num_in_file += 1
         self._file.flush()
 
+    def _report(self, file: str, failure: OSError) -> None:
+        """Once, until traces can be written again."""
+        if not self._is_failing:
+            log.error("cannot write traces to '%s': %s", file, failure.strerror)
+        self._is_failing = True
+
     def _end_file(self) -> None:
         if self._file is not None:
             self._file.write(b"]\n")
@@ -80,18 +89,27 @@ class Tracer:
             self._file, self._num_in_file = None, 0
 
 
-def _entries(number: int, request: InferenceRequest) -> Iterator[dict[str, Any]]:
-    version = int(request.version) if request.version.isdecimal() else -1
-    yield {"id": number, "model_name": request.model, "model_version": version, "request_id": request.id}
-    times = request.times
-    moments = (
-        ("REQUEST_START", times.received or times.queued),
-        ("QUEUE_START", times.queued),
-        ("COMPUTE_START", times.compute_start),
-        ("COMPUTE_INPUT_END", times.compute_input_end),
-        ("COMPUTE_OUTPUT_START", times.compute_output_start),
-        ("COMPUTE_END", times.compute_end),
-        ("REQUEST_END", time.monotonic()),
-    )
-    stamps = [{"name": name, "ns": round(seconds * 1e9)} for name, seconds in moments if seconds]
+def _entries(
+    ids: Iterator[int], run: ModelRun, request_id: str, end: float, parent_id: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """What a request's model did until `end` (seconds), then each step of an ensemble, which names its parent."""
+    number = next(ids)
+    version = int(run.version) if run.version.isdecimal() else -1  # refused before a model took it
+    entry = {"id": number, "model_name": run.model, "model_version": version, "request_id": request_id}
+    yield entry if parent_id is None else {**entry, "parent_id": parent_id}
+    stamps = [{"name": name, "ns": round(seconds * 1e9)} for name, seconds in _moments(run, end) if seconds]
     yield {"id": number, "timestamps": stamps}
+    for step in run.steps:
+        yield from _entries(ids, step, request_id, step.times.compute_end or end, number)
+
+
+def _moments(run: ModelRun, end: float) -> Iterator[tuple[str, float]]:
+    times = run.times
+    yield "REQUEST_START", times.received or times.queued
+    yield "QUEUE_START", times.queued
+    if not run.steps:  # an ensemble computes in its steps
+        yield "COMPUTE_START", times.compute_start
+        yield "COMPUTE_INPUT_END", times.compute_input_end
+        yield "COMPUTE_OUTPUT_START", times.compute_output_start
+        yield "COMPUTE_END", times.compute_end
+    yield "REQUEST_END", end

@@ -16,7 +16,7 @@ from model_repository.layout import Snapshot
 from model_repository.options import RepositoryOptions
 from model_repository.pbtxt import parse_json, parse_text
 from model_repository.positions import Place, field_places, place_of
-from model_repository.texts import unknown_to_load
+from model_repository.texts import no_versions, unknown_to_load
 
 FILE_PREFIX = "file:"
 
@@ -101,8 +101,7 @@ def _candidate(
     there = layout.version_folders(folder)
     chosen = {str(number): there[number] for number in layout.choose_versions(config.version_policy, list(there))}
     if not chosen:
-        text = f"at least one version must be available under the version policy of model '{name}'"
-        raise ServingError(Code.INVALID, text)
+        raise ServingError(Code.INVALID, no_versions(folder))
     try:
         config = complete(config, name, list(chosen.values()), options.num_gpus)
         run_agents(config, folder)

@@ -60,7 +60,7 @@ def _with_framework(config: ModelConfig, versions: Sequence[Path]) -> ModelConfi
     if not config.backend and not config.platform:
         found = _from_files(config, versions)
         if found is None:
-            raise _unknown_backend(config.name)
+            raise _unknown_backend(config.name, versions)
         config = replace(config, backend=found.backend, platform=found.platform)
     candidates = [
         framework
@@ -116,13 +116,16 @@ def _holds_language_model(folder: Path) -> bool:
     return has_safetensors or any(folder.glob("*.gguf"))
 
 
-def _unknown_backend(name: str) -> ServingError:
-    return ServingError(
-        Code.INVALID,
+def _unknown_backend(name: str, versions: Sequence[Path]) -> ServingError:
+    text = (
         f"Invalid model name: Could not determine backend for model '{name}' with no backend in model configuration. "
-        "Expected model name of the form 'model.<backend_name>'.",
-        param="backend",
+        "Expected model name of the form 'model.<backend_name>'."
     )
+    entries = (entry for folder in versions for entry in folder.iterdir())
+    broken = next((entry for entry in entries if entry.is_symlink() and not entry.exists()), None)
+    if broken is not None:
+        text += f" '{broken.parent.name}/{broken.name}' links to what is not there."
+    return ServingError(Code.INVALID, text, param="backend")
 
 
 def _groups(config: ModelConfig, num_gpus: int) -> tuple[InstanceGroup, ...]:

@@ -9,18 +9,22 @@ from backends.api.errors import Code, ServingError
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault in `file`. `line` and `column` count from 1; 0 is unknown. `suggestion` is what was likely meant."""
+    """A fault in `file`. `line` and `column` count from 1; 0 is unknown. `suggestion` is what was likely meant.
+
+    `is_warning`: a model with it is served all the same.
+    """
 
     file: str
     message: str
     line: int = 0
     column: int = 0
     suggestion: str = ""
+    is_warning: bool = False
 
     def __str__(self) -> str:
         place = ":".join([self.file, *(str(number) for number in (self.line, self.column) if number)])
         hint = f" Did you mean '{self.suggestion}'?" if self.suggestion else ""
-        return f"{place}: {self.message}{hint}"
+        return f"{place}: {'warning: ' if self.is_warning else ''}{self.message}{hint}"
 
 
 class ConfigError(ServingError):

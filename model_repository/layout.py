@@ -7,6 +7,7 @@
 Every function reads the disk as it is now and keeps nothing.
 """
 
+import errno
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,8 @@ from backends.api.errors import Code, ServingError
 from backends.api.model_config import VersionPolicy
 
 CONFIG_FILE = "config.pbtxt"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_LIKE_VERSION = re.compile(r"[vV]?[-+]?[0-9]+")
 _VERSION = re.compile(r"[1-9][0-9]*")
 _GENERATED = "__pycache__"  # written by running a model, not by changing it
 
@@ -24,7 +27,7 @@ Snapshot = tuple[tuple[str, int, int], ...]
 
 
 def check_name(name: str) -> None:
-    """Raises ServingError(INVALID) for a model name that is empty or could leave its repository."""
+    """Raises ServingError(INVALID) for a model name that is empty, has control characters or could leave its repository."""
     if not name.strip():
         raise ServingError(Code.INVALID, "Model name cannot be empty. Please enter a valid name to deploy.")
     check_inside(name, f"model name '{name}'")
@@ -33,9 +36,14 @@ def check_name(name: str) -> None:
 
 
 def check_inside(path: str, subject: str) -> None:
-    """Raises ServingError(INVALID) for a relative path that could leave its folder; `subject` names it in the text."""
+    """Raises ServingError(INVALID) for a relative path that could leave its folder or has control characters.
+
+    `subject` names it in the text.
+    """
+    if _CONTROL.search(path):
+        raise ServingError(Code.INVALID, f"{subject} must not contain control characters")
     parts = path.split("/")
-    if path.startswith("/") or "\\" in path or "\0" in path or any(part in ("", ".", "..") for part in parts):
+    if path.startswith("/") or "\\" in path or any(part in ("", ".", "..") for part in parts):
         raise ServingError(Code.INVALID, f"{subject} must not contain path traversal characters")
 
 
@@ -54,13 +62,22 @@ def scan(repositories: Sequence[Path]) -> dict[str, list[Path]]:
 
 def folders_of(repositories: Sequence[Path], name: str) -> list[Path]:
     """The folders of one model, without listing the others."""
-    return [folder for repository in repositories if (folder := repository / name).is_dir()]
+    return [folder for repository in repositories if _is_folder(folder := repository / name)]
 
 
 def version_folders(folder: Path) -> dict[int, Path]:
     """Version -> folder, lowest first. Folders with other names are not versions."""
     numbered = (entry for entry in folder.iterdir() if _VERSION.fullmatch(entry.name) and entry.is_dir())
     return {int(entry.name): entry for entry in sorted(numbered, key=lambda entry: int(entry.name))}
+
+
+def misnamed_versions(folder: Path) -> list[str]:
+    """Folders that are named as a version may have been meant, and are none."""
+    return sorted(
+        entry.name
+        for entry in folder.iterdir()
+        if _LIKE_VERSION.fullmatch(entry.name) and not _VERSION.fullmatch(entry.name) and entry.is_dir()
+    )
 
 
 def choose_versions(policy: VersionPolicy, versions: Sequence[int]) -> list[int]:
@@ -99,6 +116,15 @@ def _belongs(path: str, version: str) -> bool:
     if slash and _VERSION.fullmatch(top):
         return top == version
     return path != CONFIG_FILE and not (slash and top == "configs")
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise
 
 
 def _folders(repository: Path) -> list[Path]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from backends.api.errors import Code, ServingError
+from model_repository import layout
 from model_repository.states import reason_of
 
 
@@ -27,6 +28,16 @@ def unknown_to_load(name: str) -> ServingError:
 
 def unreadable(name: str, error: OSError) -> ServingError:
     return ServingError(Code.UNAVAILABLE, f"the files of model '{name}' cannot be read or written: {error.strerror}")
+
+
+def no_versions(folder: Path) -> str:
+    """For a model of which no version is to be served."""
+    text = f"at least one version must be available under the version policy of model '{folder.name}'"
+    if layout.version_folders(folder):
+        return text
+    if names := layout.misnamed_versions(folder):
+        return f"{text}: a version folder is a number from 1 without leading zeros, got '{names[0]}'"
+    return f"{text}: put the model into {folder.name}/1"
 
 
 def not_unique(name: str, folders: Sequence[Path]) -> ServingError:

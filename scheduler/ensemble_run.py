@@ -10,7 +10,7 @@ from functools import partial
 
 from backends.api.checks import check_inputs, check_outputs
 from backends.api.errors import Code, ServingError
-from backends.api.request import InferenceRequest, InferenceResponse, RequestedOutput, Times
+from backends.api.request import InferenceRequest, InferenceResponse, ModelRun, RequestedOutput, Times
 from scheduler.ensemble_graph import Step
 from scheduler.ensemble_parts import EnsembleParts, sequence_parameters
 from scheduler.ensemble_walk import Act, Answer, Call, Walk
@@ -54,7 +54,6 @@ class EnsembleRun:
         self._noted: deque[_Running] = deque()
         self._is_working = False
         self._has_ended = False
-        self._step_times: list[Times] = []
 
     @property
     def num_rows(self) -> int:
@@ -69,7 +68,7 @@ class EnsembleRun:
         """What the statistics are told: queueing and computing are sums over the steps, as in Triton; where steps ran
         side by side they are cut down to the time that passed."""
         own, now = self.request.times, time.monotonic()
-        steps = [times for times in self._step_times if times.compute_end]
+        steps = [run.times for run in self.request.steps if run.times.compute_end]
         queue = sum(times.compute_start - times.queued for times in steps)
         merge = sum(times.compute_input_end - times.compute_start for times in steps)
         infer = sum(times.compute_output_start - times.compute_input_end for times in steps)
@@ -181,7 +180,6 @@ class EnsembleRun:
             cache_salt=asked.cache_salt,
         )
         request.times.received = time.monotonic()
-        self._step_times.append(request.times)
         running = _Running(call, request)
         self._running[running] = None
         self._submit(call.step, request)
@@ -191,6 +189,8 @@ class EnsembleRun:
         """Hand it to the live model; to its successor, should it have been replaced just now."""
         model = self._ensemble.live_model(step)
         check_inputs(request.inputs, model.config, request.label)
+        run = ModelRun(step.model, model.version, request.times, request.steps)
+        self.request.steps.append(run)
         try:
             model.infer(request)
         except ServingError as error:
@@ -198,6 +198,7 @@ class EnsembleRun:
             if error.reason != "closing" or successor is model:
                 raise
             check_inputs(request.inputs, successor.config, request.label)
+            run.version = successor.version
             successor.infer(request)
 
     def _read(self, running: _Running) -> None:

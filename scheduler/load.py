@@ -1,6 +1,7 @@
 """From a config and a version folder to a serving tensor model."""
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from backends.api.base import RequestBackend, TensorBackend
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig
 from backends.api.registry import open_backend
+from backends.parameters import ignored_parameters
 from backends.python.backend import PythonBackend
 from scheduler.alarm import Alarm
 from scheduler.python_model import PythonModel
@@ -16,6 +18,9 @@ from scheduler.rate_limit import RateLimiter
 from scheduler.response_cache import ResponseCache
 from scheduler.sequence_slots import SlotBackend, with_sequence_tensors
 from scheduler.tensor_model import TensorModel
+from scheduler.warmup import check_samples
+
+log = logging.getLogger(__name__)
 
 
 async def load_tensor_model(
@@ -34,6 +39,8 @@ async def load_tensor_model(
     `cache` (used where the config says so) and `limiter` (None: off). `settings` are the server's for the backend. Raises ServingError with nothing left behind.
     """
     check_supported(config)
+    for text in ignored_parameters(config):
+        log.warning("model '%s': %s", config.name, text)
     backend = await asyncio.to_thread(open_backend, with_sequence_tensors(config), folder, settings)
     return await start_tensor_model(
         backend, config, version, folder.parent / "warmup", alarm=alarm, cache=cache, limiter=limiter
@@ -51,10 +58,11 @@ async def start_tensor_model(
     limiter: RateLimiter | None = None,
 ) -> TensorModel:
     """The same over an open backend, which is closed if this fails."""
-    if config.sequence_batching is not None and not isinstance(backend, RequestBackend):
-        backend = SlotBackend(backend, warmup_folder.parent / "initial_state")
+    if not isinstance(backend, RequestBackend):
+        backend = _with_slots(backend, config, warmup_folder.parent)
     try:
         config = await asyncio.to_thread(backend.complete, config)
+        check_samples(config)
         if not isinstance(backend, RequestBackend):
             check_supported(config)
         kind = PythonModel if isinstance(backend, PythonBackend) else TensorModel
@@ -66,6 +74,30 @@ async def start_tensor_model(
         await asyncio.shield(asyncio.to_thread(backend.close))
         raise
     return model
+
+
+def check_tensor_model(config: ModelConfig, folder: Path) -> None:
+    """What can be said of a model and its version's folder with its file open, before any instance is made.
+
+    Raises ServingError as a load would, but for what this machine lacks: a library, a GPU.
+    """
+    check_supported(config)
+    try:
+        backend = open_backend(with_sequence_tensors(config), folder)
+        try:
+            completed = _with_slots(backend, config, folder.parent).complete(config)
+        finally:
+            backend.close()
+    except ServingError as error:
+        if error.code is Code.UNAVAILABLE:
+            return
+        raise
+    check_supported(completed)
+    check_samples(completed)
+
+
+def _with_slots(backend: TensorBackend, config: ModelConfig, model_folder: Path) -> TensorBackend:
+    return backend if config.sequence_batching is None else SlotBackend(backend, model_folder / "initial_state")
 
 
 def check_supported(config: ModelConfig) -> None:

@@ -21,6 +21,24 @@ from scheduler.sequence_controls import SequenceControls
 _PATIENCE = 600.0  # seconds a request of a custom model may take
 
 
+def check_samples(config: ModelConfig) -> None:
+    """Raises ServingError(INVALID) for a sample whose inputs are not those of the completed `config`.
+
+    Those of a sequence model may also be its controls.
+    """
+    known = {spec.name for spec in config.inputs}
+    required = [spec.name for spec in config.inputs if not spec.optional]
+    for sample in config.warmup:
+        where = f"model '{config.name}': warmup sample '{sample.name}'"
+        unknown = [name for name in sample.inputs if name not in known]
+        missing = [name for name in required if name not in sample.inputs]
+        if unknown and config.sequence_batching is None:
+            text = f"has input '{unknown[0]}', the inputs of the model are: {', '.join(sorted(known))}"
+            raise ServingError(Code.INVALID, f"{where} {text}")
+        if missing:
+            raise ServingError(Code.INVALID, f"{where} lacks input '{missing[0]}', which the model needs")
+
+
 def warm_up(instance: TensorInstance, config: ModelConfig, layout: BatchLayout, folder: Path) -> None:
     """Run every sample of `config` on `instance`; data files lie in `folder`, the model's `warmup`.
 

@@ -37,6 +37,16 @@ class Times:
 
 
 @dataclass(slots=True)
+class ModelRun:
+    """One model's part in a request: the version that took it, and the parts of an ensemble's steps."""
+
+    model: str
+    version: str
+    times: Times
+    steps: "list[ModelRun]"
+
+
+@dataclass(slots=True)
 class InferenceResponse:
     """One answer. `final` marks an answer known to be the last when it is sent.
 
@@ -55,7 +65,8 @@ class InferenceResponse:
 class InferenceRequest:
     """A checked-at-the-edge request for one model; its answers come on `stream`.
 
-    `version` is "" where the version policy chooses. `outputs` empty means all. `timeout_us` and
+    `version` is "" where the version policy chooses; `taken_by` is the version whose model was handed it, and an ensemble
+    adds the calls of its steps to `steps`. `outputs` empty means all. `timeout_us` and
     `priority` are the protocol's queue settings (priority 0: the model's default, 1 the highest).
     `deadline` is when the caller stops waiting, if it said so. `sequence_id` is 0 or "" outside sequences.
     `cache_salt` is the caller's own, for models that keep prefixes of prompts.
@@ -76,6 +87,8 @@ class InferenceRequest:
     cache_salt: str = ""
     stream: ResponseStream[InferenceResponse] = field(default_factory=ResponseStream)
     times: Times = field(default_factory=Times)
+    taken_by: str = ""
+    steps: list[ModelRun] = field(default_factory=list)
 
     @property
     def label(self) -> str:

@@ -48,8 +48,43 @@ def test_a_repository_without_faults_is_valid_and_one_without_models_is_not(
     assert run(monkeypatch, "validate", str(tmp_path)) == 1
     assert "holds no models" in capsys.readouterr().out
     (tmp_path / "m" / "1").mkdir(parents=True)
-    (tmp_path / "m" / "config.pbtxt").write_text('backend: "identity"')
+    tensors = 'input { name: "A" data_type: TYPE_FP32 dims: 1 } output { name: "B" data_type: TYPE_FP32 dims: 1 }'
+    (tmp_path / "m" / "config.pbtxt").write_text(f'backend: "identity" {tensors}')
     assert run(monkeypatch, "validate", str(tmp_path)) == 0
+    assert capsys.readouterr().out == "1 model, no faults\n"
+
+
+def test_validate_warns_of_a_parameter_that_its_backend_ignores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    tensors = 'input { name: "A" data_type: TYPE_FP32 dims: 1 } output { name: "B" data_type: TYPE_FP32 dims: 1 }'
+    parameter = 'parameters { key: "execute_delay" value { string_value: "1" } }'
+    (tmp_path / "m" / "config.pbtxt").write_text(f'backend: "identity" {tensors}\n{parameter}')
+    assert run(monkeypatch, "validate", str(tmp_path)) == 0
+    warning, result = capsys.readouterr().out.splitlines()
+    text = "config.pbtxt:2:1: warning: parameter 'execute_delay' is ignored by backend 'identity', did you mean 'execute_delay_ms'?"
+    assert warning.endswith(text)
+    assert result == "1 model, no faults"
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ('backend: "identity"', "expects as many outputs as inputs"),
+        ('backend: "python" parameters { key: "MAX_CONCURRENCY" value { string_value: "x" } }', "'MAX_CONCURRENCY'"),
+        ('backend: "onnxruntime"', "cannot load 'model.onnx'"),
+    ],
+)
+def test_validate_finds_what_the_load_of_a_model_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], config: str, text: str
+) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    for name in ("model.onnx", "model.py"):
+        (tmp_path / "m" / "1" / name).write_text("cut off")
+    (tmp_path / "m" / "config.pbtxt").write_text(config)
+    assert run(monkeypatch, "validate", str(tmp_path)) == 1
+    assert text in capsys.readouterr().out
 
 
 def test_validate_knows_the_parameters_of_a_language_model_and_looks_for_its_weights(

@@ -1,5 +1,7 @@
 """Settings with a language of their own."""
 
+from pathlib import Path
+
 import pytest
 
 from gateway.compound_settings import (
@@ -115,9 +117,10 @@ def test_a_wrong_metrics_setting_is_refused(text: str, message: str) -> None:
         metrics_options(Settings(metrics_config=(text,)))
 
 
-def test_trace_settings_take_the_mode_before_each_or_not() -> None:
-    made = trace_settings(("triton,file=t.json", "mode=triton", "rate=5", "level=timestamps", "log-frequency=3"))
-    assert made == TraceSettings(("TIMESTAMPS",), trace_rate="5", log_frequency="3", trace_file="t.json")
+def test_trace_settings_take_the_mode_before_each_or_not(tmp_path: Path) -> None:
+    file = str(tmp_path / "t.json")
+    made = trace_settings((f"triton,file={file}", "mode=triton", "rate=5", "level=timestamps", "log-frequency=3"))
+    assert made == TraceSettings(("TIMESTAMPS",), trace_rate="5", log_frequency="3", trace_file=file)
     assert trace_settings(()) == TraceSettings()
 
 
@@ -130,6 +133,8 @@ def test_trace_settings_take_the_mode_before_each_or_not() -> None:
         (("file=x", "level=TENSORS"), "TENSORS is not offered"),
         (("speed=1",), "unknown setting 'speed', expected one of file, level, rate"),
         (("rate=often",), "Unable to parse 'trace_rate', got: often"),
+        (("rate=0",), "sample rate must be non-zero"),
+        (("file=/nowhere/t.json",), "cannot write '/nowhere/t.json': No such file or directory"),
         (("other,file=x",), "expected mode triton, got 'other,file=x'"),
     ],
 )

@@ -1,6 +1,7 @@
 """Requests that are answered around the application, by the bytes that go in and out."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -110,6 +111,51 @@ async def test_a_request_that_comes_whole_is_answered_in_one_piece(connection: C
     assert connection.wire.pieces == [expected]
     await connection.feed(HEAD + b"\r\nbody")
     assert connection.wire.pieces == [expected, expected]
+
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n"
+HUGE = b"x" * http_protocol.MAX_HEAD_BYTES
+END = b"\r\n\r\n"
+
+
+def status_and_error(answer: bytes) -> tuple[bytes, str]:
+    head, _, body = answer.partition(END)
+    assert b"\r\ncontent-type: application/json" in head
+    return head.split()[1], json.loads(body)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        [GET + b"a: " + HUGE + END],
+        [b"GET /" + HUGE + b" HTTP/1.1" + END],
+        [GET + b"a: ", HUGE[:40_000], HUGE[:40_000]],
+        [GET + b"a: b\r\n" * http_protocol.MAX_HEADERS + END],
+        [HEAD + b"\r\nbody" + GET, b"a: " + HUGE, HUGE],
+    ],
+)
+async def test_a_head_too_large_is_refused_before_more_of_it_is_kept(
+    connection: Connection, reads: list[bytes]
+) -> None:
+    await connection.feed(*reads)
+    status, error = status_and_error(connection.wire.pieces[-1])
+    assert status == b"431"
+    assert error == "the head of a request may have 256 headers and 65536 bytes"
+    assert connection.wire.is_closed
+
+
+async def test_what_follows_a_head_is_no_part_of_it(connection: Connection) -> None:
+    large = b"POST / HTTP/1.1\r\ncontent-length: 200000\r\n\r\n" + b"b" * 200_000
+    written = await connection.feed(large + large[:20], large[20:], large, GET + b"a: " + HUGE[:60_000] + END)
+    assert written.count(b"app " + b"b" * 200_000) == 3
+    assert not connection.wire.is_closed
+
+
+async def test_what_is_no_http_is_told_in_json(connection: Connection) -> None:
+    status, error = status_and_error(await connection.feed(b"\x16\x03\x01\x02" + END))
+    assert status == b"400"
+    assert "Invalid HTTP request" in error
+    assert connection.wire.is_closed
 
 
 @pytest.mark.parametrize("cut", range(1, len(HEAD) + 5))

@@ -1,6 +1,7 @@
 """What counts as a model, a version and a change on disk."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,15 @@ from hypothesis import strategies as st
 
 from backends.api.errors import ServingError
 from backends.api.model_config import VersionPolicy
-from model_repository.layout import check_inside, choose_versions, config_file, scan, snapshot, version_folders
+from model_repository.layout import (
+    check_inside,
+    check_name,
+    choose_versions,
+    config_file,
+    scan,
+    snapshot,
+    version_folders,
+)
 
 policies = st.builds(VersionPolicy, st.integers(0, 4), st.lists(st.integers(1, 9), max_size=3).map(tuple))
 
@@ -100,6 +109,13 @@ def test_an_accepted_path_never_leaves_its_folder(path: str) -> None:
     root = Path("/root/folder")
     resolved = Path(os.path.normpath(root / path))
     assert root in resolved.parents
+
+
+@pytest.mark.parametrize("name", ["a\nE1201 forged", "\x1b[31mred", "a\0b", "a\x85b", "a\u2028b"])
+def test_no_control_character_comes_into_a_name(name: str) -> None:
+    for check in (check_name, partial(check_inside, subject="override file")):
+        with pytest.raises(ServingError, match="must not contain control characters"):
+            check(name)
 
 
 def test_an_unreadable_repository_is_named(tmp_path: Path) -> None:

@@ -211,20 +211,21 @@ async def test_unload_of_an_unknown_model_is_no_error(make: Make) -> None:
     await make().unload("nope")
 
 
-@pytest.mark.parametrize("name", ["", " ", "../m", "a/b", "..", ".", "/etc", "a\\b", "a\0b"])
+@pytest.mark.parametrize("name", ["", " ", "../m", "a/b", "..", ".", "/etc", "a\\b"])
 async def test_names_that_could_leave_the_repository_are_refused(make: Make, write_model: Any, name: str) -> None:
     with pytest.raises(ServingError, match=r"path traversal|cannot be empty") as raised:
         await make().load(name)
     assert raised.value.code is Code.INVALID
 
 
+@pytest.mark.parametrize("name", ["nope", "a" * 300])
 async def test_an_unknown_model_is_said_as_triton_says_it_and_leaves_nothing_behind(
-    make: Make, write_model: Any
+    make: Make, write_model: Any, name: str
 ) -> None:
     repository = make()
     with pytest.raises(ServingError) as raised:
-        await repository.load("nope")
-    assert raised.value.message == "failed to load 'nope', failed to poll from model repository"
+        await repository.load(name)
+    assert raised.value.message == f"failed to load '{name}', failed to poll from model repository"
     assert repository.index() == []
 
 

@@ -58,6 +58,84 @@ def test_a_missing_version_or_model_file_is_told(tmp_path: Path) -> None:
     assert validate(folder) == []
 
 
+def test_files_that_a_configuration_names_must_be_there(write_model: Any) -> None:
+    sample = 'inputs { key: "IN" value { data_type: TYPE_FP32 dims: 4 input_data_file: "one" } }'
+    folder = write_model(
+        "m", f'output {{ name: "L" data_type: TYPE_FP32 dims: 4 label_filename: "l.txt" }}\nmodel_warmup {{ {sample} }}'
+    )
+    assert [str(Path(finding.file).relative_to(folder)) for finding in validate(folder)] == ["l.txt", "warmup/one"]
+    (folder / "l.txt").touch()
+    (folder / "warmup").mkdir()
+    (folder / "warmup" / "one").touch()
+    assert validate(folder) == []
+
+
+def ensemble(*steps: str) -> str:
+    tensors = ["i", *(f"t{number}" for number in range(1, len(steps))), "o"]
+    lines = (
+        f'step {{ model_name: "{step}" model_version: -1 input_map {{ key: "IN" value: "{given}" }} '
+        f'output_map {{ key: "OUT" value: "{made}" }} }}'
+        for step, given, made in zip(steps, tensors, tensors[1:], strict=False)
+    )
+    spec = "data_type: TYPE_FP32 dims: 4"
+    scheduling = "\n".join(lines)
+    return (
+        f'platform: "ensemble" input {{ name: "i" {spec} }} output {{ name: "o" {spec} }}\n'
+        f"ensemble_scheduling {{\n{scheduling}\n}}"
+    )
+
+
+def write_ensemble(repository: Path, name: str, *steps: str) -> None:
+    (repository / name / "1").mkdir(parents=True)
+    (repository / name / "config.pbtxt").write_text(ensemble(*steps))
+
+
+def test_an_ensembles_steps_must_be_in_the_repository(write_model: Any) -> None:
+    repository = write_model("m").parent
+    write_ensemble(repository, "e", "m", "absent")
+    (finding,) = validate(repository)
+    assert "ensemble 'e' needs model 'absent', which is not in this repository" in finding.message
+    assert (Path(finding.file).parent.name, finding.line) == ("e", 4)
+    assert validate(repository / "e") == [finding]
+
+
+def test_a_circle_of_ensembles_is_told_by_each_in_it(write_model: Any) -> None:
+    repository = write_model("m").parent
+    write_ensemble(repository, "a", "m", "b")
+    write_ensemble(repository, "b", "c")
+    write_ensemble(repository, "c", "a")
+    write_ensemble(repository, "outside", "a", "m")
+    found = {Path(finding.file).parent.name: finding.message for finding in validate(repository)}
+    assert found.keys() == {"a", "b", "c"}
+    assert found["a"].endswith("'b' needs 'a', of which it is a step")
+
+
+@pytest.mark.parametrize(
+    ("folder", "text"),
+    [
+        ("01", "without leading zeros, got '01'"),
+        ("v1", "got 'v1'"),
+        ("-1", "got '-1'"),
+        ("other", "put the model into"),
+    ],
+)
+def test_a_folder_that_was_meant_as_a_version_is_named(tmp_path: Path, folder: str, text: str) -> None:
+    (tmp_path / "m" / folder).mkdir(parents=True)
+    (tmp_path / "m" / "config.pbtxt").touch()
+    (finding,) = validate(tmp_path)
+    assert text in finding.message
+
+
+def test_a_model_file_that_links_to_nothing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.onnx").symlink_to(tmp_path / "gone")
+    (finding,) = validate(tmp_path / "m")
+    assert "'1/model.onnx' links to what is not there" in finding.message
+    (tmp_path / "m" / "config.pbtxt").write_text('backend: "onnxruntime"')
+    (finding,) = validate(tmp_path / "m")
+    assert "links to what is not there, expected the model of backend 'onnxruntime' here" in finding.message
+
+
 def test_nothing_to_check_is_a_finding(tmp_path: Path) -> None:
     assert "no such folder" in str(validate(tmp_path / "absent")[0])
     assert "holds no models" in str(validate(tmp_path)[0])

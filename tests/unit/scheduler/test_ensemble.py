@@ -270,6 +270,14 @@ async def test_a_step_replaced_between_look_up_and_call_is_asked_in_its_new_form
     assert await answers(served, ask(1)) == [{"o": 3}]
 
 
+async def test_a_request_keeps_which_version_took_each_step() -> None:
+    x, y = Model(model("x"), version="4"), Model(model("y"), version="2")
+    asked = ask()
+    await answers(serve(CHAIN, x, y), asked)
+    assert [(run.model, run.version) for run in asked.steps] == [("x", "4"), ("y", "2")]
+    assert [run.times for run in asked.steps] == [request.times for request in (*x.requests, *y.requests)]
+
+
 async def test_it_is_ready_while_all_its_steps_are() -> None:
     by_name = {"x": Model(model("x")), "y": Model(model("y"))}
 

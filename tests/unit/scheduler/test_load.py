@@ -44,6 +44,11 @@ async def test_warm_up_reads_its_data_file_and_repeats_it_for_each_row(tmp_path)
         (sample("short", datatype="BYTES"), "must hold 1 strings"),
         (sample(dims=(-1,)), "must have fixed dims"),
         (sample(batch_size=9), "more than max_batch_size 8"),
+        (
+            replace(sample(), inputs={"other": sample().inputs["IN"]}),
+            "has input 'other', the inputs of the model are: IN",
+        ),
+        (replace(sample(), inputs={}), "lacks input 'IN', which the model needs"),
     ],
 )
 async def test_a_warm_up_that_cannot_be_made_fails_the_load(tmp_path, warmup, text):
