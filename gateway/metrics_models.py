@@ -143,7 +143,7 @@ def families(measured: list[Measured], *, counter_latencies: bool, histogram_lat
     )
     yield _histogram(
         "tidegate_inference_queue_duration_seconds",
-        "From arrival in the queue to execution, of successful requests",
+        "From arrival in the queue to execution",
         [(each.labels, each.counts.queue_latencies) for each in measured],
     )
 

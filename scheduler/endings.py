@@ -97,4 +97,5 @@ class Endings:
 
     def _count(self, waiting: Waiting, reason: Failure) -> None:
         times = waiting.request.times
-        self._statistics.failed(reason, time.monotonic() - (times.received or times.queued))
+        executed = times if times.compute_end else None
+        self._statistics.failed(reason, time.monotonic() - (times.received or times.queued), executed)

@@ -157,35 +157,22 @@ class ModelStatistics:
         """These requests of one execution got their answers."""
         if not requests:
             return
-        count = len(requests)
-        first = requests[0]  # what follows the queue is the same for all
-        total = queued = 0.0
+        total = 0.0
         with self._lock:
-            counts = self._counts
             for times in requests:
                 whole = times.compute_end - (times.received or times.queued)
-                waited = first.compute_start - times.queued
                 total += whole
-                queued += waited
-                counts.request_latencies.add(whole)
-                counts.queue_latencies.add(waited)
-            compute_input = first.compute_input_end - first.compute_start
-            compute_infer = first.compute_output_start - first.compute_input_end
-            compute_output = first.compute_end - first.compute_output_start
-            counts.success.add(total, count)
-            counts.queue.add(queued, count)
-            counts.compute_input.add(count * compute_input, count)
-            counts.compute_infer.add(count * compute_infer, count)
-            counts.compute_output.add(count * compute_output, count)
-            counts.compute_input_latencies.add(compute_input, count)
-            counts.compute_infer_latencies.add(compute_infer, count)
-            counts.compute_output_latencies.add(compute_output, count)
+                self._counts.request_latencies.add(whole)
+            self._counts.success.add(total, len(requests))
+            self._computed(requests)
 
-    def failed(self, reason: Failure, seconds: float = 0.0) -> None:
-        """One request ended without an answer, `seconds` after it came in."""
+    def failed(self, reason: Failure, seconds: float = 0.0, executed: Times | None = None) -> None:
+        """One request ended without an answer, `seconds` after it came in; `executed` if a model ran it all the same."""
         with self._lock:
             self._counts.fail.add(seconds)
             self._counts.failures[reason] += 1
+            if executed is not None:
+                self._computed([executed])
 
     def hit(self, times: Times, lookup: float) -> None:
         """A request was answered from the response cache, whose look-up took `lookup` seconds."""
@@ -222,3 +209,23 @@ class ModelStatistics:
                 response.compute_output.add(output)
             if index == 0:
                 self._counts.first_responses.add(since_arrival)
+
+    def _computed(self, requests: Sequence[Times]) -> None:
+        """These requests of one execution waited for it and had part in it."""
+        counts, count = self._counts, len(requests)
+        first = requests[0]  # what follows the queue is the same for all
+        queued = 0.0
+        for times in requests:
+            waited = first.compute_start - times.queued
+            queued += waited
+            counts.queue_latencies.add(waited)
+        compute_input = first.compute_input_end - first.compute_start
+        compute_infer = first.compute_output_start - first.compute_input_end
+        compute_output = first.compute_end - first.compute_output_start
+        counts.queue.add(queued, count)
+        counts.compute_input.add(count * compute_input, count)
+        counts.compute_infer.add(count * compute_infer, count)
+        counts.compute_output.add(count * compute_output, count)
+        counts.compute_input_latencies.add(compute_input, count)
+        counts.compute_infer_latencies.add(compute_infer, count)
+        counts.compute_output_latencies.add(compute_output, count)

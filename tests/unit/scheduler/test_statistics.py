@@ -42,6 +42,16 @@ def test_failures_have_their_reasons_and_every_reason_exists_from_the_start():
     assert (counts.fail.count, counts.fail.ns, counts.failures[Failure.REJECTED]) == (1, 500_000_000, 1)
 
 
+def test_a_request_that_ran_without_an_answer_counts_its_waiting_and_computing():
+    statistics = ModelStatistics()
+    statistics.failed(Failure.CANCELED, 1.0, executed=times())
+    counts = statistics.snapshot()
+    assert (counts.success.count, counts.fail.count, counts.failures[Failure.CANCELED]) == (0, 1, 1)
+    durations = (counts.queue, counts.compute_input, counts.compute_infer, counts.compute_output)
+    assert [each.count for each in durations] == [1, 1, 1, 1]
+    assert counts.compute_infer.ns == pytest.approx(0.5e9)
+
+
 def test_a_cache_hit_is_a_success_without_inference():
     statistics = ModelStatistics()
     statistics.hit(Times(received=1.0, queued=1.0, compute_end=1.5), 0.25)
