@@ -5,7 +5,7 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
@@ -53,9 +53,11 @@ from scheduler.loader import ModelLoader, PythonParts
 log = logging.getLogger("tidegate.server")
 
 
-def run(settings: Settings) -> int:
-    """Serve until a signal; the exit code: 0 after a clean stop, 1 when the start failed."""
+def run(settings: Settings, notes: Sequence[str] = ()) -> int:
+    """Serve until a signal; the exit code: 0 after a clean stop, 1 when the start failed. `notes` on the flags are logged."""
     output = logs.set_up(settings)
+    for note in notes:
+        log.info("%s", note)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(settings, output))
 

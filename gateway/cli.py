@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from importlib import metadata, util
 from pathlib import Path
 
@@ -39,17 +40,22 @@ def _serve(arguments: list[str]) -> int:
     try:
         arguments, notes = translate(arguments)
         settings = from_arguments(arguments, os.environ)
-        for note in notes:
-            print(f"tidegate serve: {note}", file=sys.stderr)
-        if not all(settings.model_repository) or not settings.model_repository:
-            raise SettingsError("--model-repository: expected a folder with models, got none")
-        return _run(settings)
+        _check_repositories(settings.model_repository)
+        return _run(settings, notes)
     except SettingsError as error:
         print(f"tidegate serve: {error}", file=sys.stderr)
         return 2
 
 
-def _run(settings: Settings) -> int:
+def _check_repositories(folders: Sequence[str]) -> None:
+    if not all(folders) or not folders:
+        raise SettingsError("--model-repository: expected a folder with models, got none")
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise SettingsError(f"--model-repository: no such folder: '{folder}'")
+
+
+def _run(settings: Settings, notes: Sequence[str]) -> int:
     # libgomp's default spinning doubles a step beside a busy process. Read when the library is loaded,
     # so it is set before anything imports torch, here and in the children.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -57,7 +63,7 @@ def _run(settings: Settings) -> int:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from gateway.app import run
 
-    return run(settings)
+    return run(settings, notes)
 
 
 def _validate(arguments: list[str]) -> int:

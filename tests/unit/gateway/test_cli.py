@@ -1,5 +1,8 @@
 """The command line: what is said to somebody who mistypes."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +26,11 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
         (["serve"], "--model-repository: expected a folder with models, got none"),
         (["serve", "--model-repository", ""], "--model-repository: expected a folder with models, got none"),
         (
-            ["serve", "--model-repository", "x", "--log-file", "/dev/null/log"],
+            ["serve", "--model-repository", "nowhere", "--http-port", "0"],
+            "--model-repository: no such folder: 'nowhere'",
+        ),
+        (
+            ["serve", "--model-repository", ".", "--log-file", "/dev/null/log"],
             "--log-file: cannot write '/dev/null/log'",
         ),
         (["validate", "--help"], "usage: tidegate validate FOLDER"),
@@ -35,6 +42,15 @@ def test_bad_usage_exits_2_and_says_why(
 ) -> None:
     assert run(monkeypatch, *arguments) == 2
     assert said in capsys.readouterr().err
+
+
+def test_what_is_said_of_the_flags_is_a_line_of_the_log(tmp_path: Path) -> None:
+    stops = ["--trace-config", "rate=0"]  # before a port is opened
+    flags = ["--model-repository", str(tmp_path), "--log-format", "json", "--http-thread-count", "8", *stops]
+    ended = subprocess.run([sys.executable, "-m", "gateway", "serve", *flags], capture_output=True, text=True)
+    first, last = ended.stderr.splitlines()
+    assert json.loads(first)["message"] == "--http-thread-count has no effect: one event loop serves HTTP"
+    assert (ended.returncode, "sample rate must be non-zero" in last) == (2, True)
 
 
 def test_the_version_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
