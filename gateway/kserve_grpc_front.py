@@ -75,16 +75,15 @@ def model_version(text: str) -> str:
     """A version as requests name it, "" for the policy's choice. Raises ServingError(INVALID) in Triton's words."""
     if not text:
         return ""
-    try:
-        number = int(text)
-    except ValueError:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()):
         raise ServingError(
             Code.INVALID,
             f"failed to get model version from specified version string '{text}' (details: stol), "
             "version should be an integral value > 0",
-        ) from None
-    if number <= 0:
+        )
+    if digits != text:
         raise ServingError(
             Code.INVALID, f"invalid model version specified '{text}' , version should be an integral value > 0"
         )
-    return str(number)
+    return text.lstrip("0") or "0"

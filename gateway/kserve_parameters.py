@@ -98,7 +98,10 @@ def from_proto(parameters: Mapping[str, Any]) -> RequestParameters:
         kind = parameter.WhichOneof("parameter_choice")
         if name in _PROTO_KINDS:
             check_kind(name, kind, _PROTO_KINDS[name])
-        value: Any = getattr(parameter, kind) if kind else None
+        elif kind is None:
+            text = f"invalid value type for '{name}' parameter, expected int64_param, bool_param, or string_param."
+            raise ServingError(Code.INVALID, text, param=name)
+        value: Any = getattr(parameter, kind)
         if name in ("priority", "timeout") and value < 0:
             raise ServingError(Code.INVALID, f"invalid value for '{name}', expected value >= 0.", param=name)
         if name in ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout"):
@@ -110,7 +113,7 @@ def from_proto(parameters: Mapping[str, Any]) -> RequestParameters:
                 f"starting with 'triton_' are allowed: {EMPTY_FINAL}",
                 param=name,
             )
-        elif name != "headers" and name != EMPTY_FINAL and value is not None:
+        elif name != "headers" and name != EMPTY_FINAL:
             result.custom[name] = value
     return result
 

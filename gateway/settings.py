@@ -59,7 +59,9 @@ class Settings:
     http_address: str = _setting("http", "address to listen on", "127.0.0.1")
     http_port: int = _setting("http", "port; 0 takes a free one", 8000)
     reuse_http_port: bool = _setting("http", "let other servers of this machine listen on the same port", False)
-    http_max_input_size: int = _setting("http", "largest request body in bytes", 64 * 1024 * 1024)
+    http_max_input_size: int = _setting(
+        "http", "largest request body in bytes, and largest gRPC message", 64 * 1024 * 1024
+    )
     http_header_forward_pattern: str = _setting(
         "http", "request headers that match this regular expression become parameters of the request", ""
     )

@@ -78,8 +78,11 @@ class SharedMemory:
         self._regions: dict[str, Region] = {}
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Raises ServingError: ALREADY_EXISTS for a taken name, INTERNAL (as Triton) for an object that does not fit."""
+        """Raises ServingError: ALREADY_EXISTS for a taken name, INVALID for none, INTERNAL (as Triton) for an object that
+        does not fit."""
         self.check_allowed()
+        if not name:  # which stands for all regions elsewhere
+            raise ServingError(Code.INVALID, "a shared memory region must have a name")
         with self._lock:
             if name in self._regions:
                 raise ServingError(Code.ALREADY_EXISTS, f"shared memory region '{name}' already in manager")

@@ -77,7 +77,7 @@ def request(
     message = pb.ModelInferRequest(model_name=model, raw_input_contents=raw, **more)
     given_input = message.inputs.add(name="IN", datatype=datatype, shape=shape)
     for name, (kind, value) in parameters.items():
-        setattr(message.parameters[name], kind, value)
+        message.parameters[name].CopyFrom(pb.InferParameter(**{kind: value} if kind else {}))
     for name, items in contents.items():
         getattr(given_input.contents, name).extend(items)
     return message
@@ -169,6 +169,28 @@ def test_tritonclient_streams_and_stops(triton: client.InferenceServerClient) ->
                 "failed to get model version from specified version string 'x' (details: stol), "
                 "version should be an integral value > 0"
             ),
+        ),
+        *(
+            (
+                request(model_version=version),
+                "INVALID_ARGUMENT",
+                (
+                    f"failed to get model version from specified version string '{version}' (details: stol), "
+                    "version should be an integral value > 0"
+                ),
+            )
+            for version in ("+1", " 1", "1_0", "\u0663", "-")
+        ),
+        (
+            request(model_version="-1"),
+            "INVALID_ARGUMENT",
+            "invalid model version specified '-1' , version should be an integral value > 0",
+        ),
+        (request(model_version="0"), "NOT_FOUND", "Request for unknown model: 'ident' version 0 is not found"),
+        (
+            request(parameters={"custom": ("", None)}),
+            "INVALID_ARGUMENT",
+            "invalid value type for 'custom' parameter, expected int64_param, bool_param, or string_param.",
         ),
         (
             request(contents={"fp32_contents": [1, 2, 3, 4]}),

@@ -65,6 +65,7 @@ def test_registering_checks_the_name_the_object_and_its_size(regions: SharedMemo
     assert (
         refusal(Code.INTERNAL, regions.register, "x", "/nope", 0, 8) == "Unable to open shared memory region: '/nope'"
     )
+    assert "must have a name" in refusal(Code.INVALID, regions.register, "", KEY, 0, 8)
     for offset, size in ((0, 201), (200, 1), (0, 0), (2**63, 1)):
         text = refusal(Code.INTERNAL, regions.register, "x", KEY, offset, size)
         assert text == f"Invalid shared memory region: '{KEY}'"
