@@ -113,7 +113,9 @@ def _candidate(
 
 
 def _at(source: _Source, path: str, message: str) -> ConfigError:
-    return ConfigError(Finding(source.file, message, *place_of(path, dict(source.places))))
+    """The place is a line where there are lines, in JSON the field's path."""
+    file = f"{source.file}: {path}" if path and not source.places else source.file
+    return ConfigError(Finding(file, message, *place_of(path, dict(source.places))))
 
 
 def _write_files(root: Path, files: Mapping[str, bytes]) -> None:
@@ -121,6 +123,10 @@ def _write_files(root: Path, files: Mapping[str, bytes]) -> None:
     for key, content in files.items():
         relative = key.removeprefix(FILE_PREFIX)
         layout.check_inside(relative, f"override file '{relative}'")
+        folder, slash, _ = relative.partition("/")
+        if slash and layout.is_misnamed_version(folder):
+            text = f"override file '{relative}': a version is a number from 1 without leading zeros, got '{folder}'"
+            raise ServingError(Code.INVALID, text)
         target = root / relative
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

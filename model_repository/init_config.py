@@ -11,6 +11,9 @@ from backends.api.registry import open_backend
 from model_repository import layout
 from model_repository.complete import FRAMEWORKS, Framework
 
+_DESCRIBED = frozenset({"onnxruntime"})
+"""Backends whose files say all that a configuration needs."""
+
 
 def init_config(model_file: Path) -> str:
     """Write the config.pbtxt of MODEL/VERSION/FILE, with what the file says of itself; returns a line for the user.
@@ -37,13 +40,13 @@ def init_config(model_file: Path) -> str:
 
 
 def _framework_of(model_file: Path) -> Framework:
+    """Raises ServingError(INVALID) for a file that does not say what its inputs and outputs are, or that nothing here opens."""
     for framework in FRAMEWORKS:
-        if Path(framework.filename).suffix == model_file.suffix:
+        if framework.backend in _DESCRIBED and Path(framework.filename).suffix == model_file.suffix:
             return framework
-    known = ", ".join(Path(framework.filename).suffix for framework in FRAMEWORKS)
-    raise ServingError(
-        Code.INVALID, f"'{model_file}': cannot tell the kind of model, expected a file ending in {known}"
-    )
+    known = ", ".join(Path(item.filename).suffix for item in FRAMEWORKS if item.backend in _DESCRIBED)
+    text = f"'{model_file}': expected a file that names its inputs and outputs: {known}"
+    raise ServingError(Code.INVALID, f"{text}. For any other, write the config.pbtxt by hand (docs/model_config.md)")
 
 
 def _completed(config: ModelConfig, model_file: Path, framework: Framework) -> ModelConfig:

@@ -73,11 +73,11 @@ def version_folders(folder: Path) -> dict[int, Path]:
 
 def misnamed_versions(folder: Path) -> list[str]:
     """Folders that are named as a version may have been meant, and are none."""
-    return sorted(
-        entry.name
-        for entry in folder.iterdir()
-        if _LIKE_VERSION.fullmatch(entry.name) and not _VERSION.fullmatch(entry.name) and entry.is_dir()
-    )
+    return sorted(entry.name for entry in folder.iterdir() if is_misnamed_version(entry.name) and entry.is_dir())
+
+
+def is_misnamed_version(name: str) -> bool:
+    return _LIKE_VERSION.fullmatch(name) is not None and _VERSION.fullmatch(name) is None
 
 
 def choose_versions(policy: VersionPolicy, versions: Sequence[int]) -> list[int]:

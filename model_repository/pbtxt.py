@@ -136,11 +136,12 @@ def _text_finding(error: str, file: str) -> Finding:
 
 
 def _json_finding(error: str, file: str) -> Finding:
+    path = _JSON_PATH.search(error)
+    place = f"{file}: {path[1]}" if path and path[1] else file
     if unknown := _NO_FIELD.search(error):
-        path = _JSON_PATH.search(error)
-        return _unknown_field(unknown, f"{file}: {path[1]}" if path and path[1] else file, 0, 0)
+        return _unknown_field(unknown, place, 0, 0)
     if unknown := _BAD_ENUM.search(error):
-        return _unknown_value(unknown[2], unknown[1], file, 0, 0)
+        return _unknown_value(unknown[2], unknown[1], place, 0, 0)
     return Finding(file, error.rstrip("."))
 
 

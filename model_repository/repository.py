@@ -55,8 +55,8 @@ class Repository:
             return model
         if self._lifecycle.is_closing:
             raise stopping()
-        if version.isdecimal() and version != str(int(version)):
-            return self.find(name, str(int(version)))
+        if version.startswith("0") and version.strip("0"):
+            return self.find(name, version.lstrip("0"))
         num_live = len(self._table.ids(name))
         if num_live > 1:
             raise ambiguous(name, num_live)

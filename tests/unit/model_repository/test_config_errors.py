@@ -97,7 +97,10 @@ def test_a_field_that_is_not_acted_on_is_refused_and_never_ignored(path: str) ->
     [
         ({"max_batch": 1}, "a model configuration has no field 'max_batch'. Did you mean 'max_batch_size'?"),
         ({"input": [{}, {"nam": 1}]}, "input[1]: a ModelInput has no field 'nam'. Did you mean 'name'?"),
-        ({"input": [{"data_type": "FP32"}]}, "'FP32' is not a value of DataType. Did you mean 'TYPE_FP32'?"),
+        (
+            {"input": [{"data_type": "FP32"}]},
+            "override: input[0].data_type: 'FP32' is not a value of DataType. Did you mean 'TYPE_FP32'?",
+        ),
         ({"max_batch_size": "many"}, "max_batch_size"),
         ({"input": 3}, "input"),
         ([1], "expected a JSON object, got list"),

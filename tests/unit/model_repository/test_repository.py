@@ -44,7 +44,11 @@ async def test_a_loaded_model_is_found_by_name_and_by_version(make: Make, write_
     repository = make()
     await repository.load("m")
     assert repository.find("m").version == "10"
-    assert repository.find("m", "2").version == "2"
+    assert repository.find("m", "2").version == repository.find("m", "002").version == "2"
+    with pytest.raises(ServingError, match=r"version 0 is not found"):
+        repository.find("m", "0")
+    with pytest.raises(ServingError, match=r"version 9+ is not found"):
+        repository.find("m", "9" * 5000)
     assert repository.versions("m") == ["1", "2", "10"]
     assert repository.is_ready("m")
     assert repository.is_ready("m", "1")
@@ -274,6 +278,18 @@ async def test_override_files_live_in_a_temporary_folder_as_long_as_their_model(
 async def test_override_files_stay_inside_the_model(make: Make, write_model: Any, path: str) -> None:
     with pytest.raises(ServingError, match="must not contain path traversal characters"):
         await make().load("m", '{"backend": "identity"}', {f"file:{path}": b""})
+
+
+@pytest.mark.parametrize("folder", ["01", "-1", "v1"])
+async def test_override_files_of_what_is_no_version_are_refused(make: Make, write_model: Any, folder: str) -> None:
+    with pytest.raises(ServingError, match=f"a version is a number from 1 without leading zeros, got '{folder}'"):
+        await make().load("m", '{"backend": "identity"}', {"file:1/x": b"", f"file:{folder}/x": b""})
+
+
+async def test_a_fault_in_an_override_names_its_field(make: Make, write_model: Any) -> None:
+    write_model("m")
+    with pytest.raises(ServingError, match=r"override config of model 'm': max_batch_size: 'max_batch_size' must be"):
+        await make().load("m", '{"backend": "identity", "max_batch_size": -1}')
 
 
 async def test_override_files_need_a_config(make: Make, write_model: Any) -> None:

@@ -194,7 +194,7 @@ def test_init_keeps_a_file_name_of_its_own(tmp_path: Path) -> None:
     ("path", "text"),
     [
         ("m/1/absent.onnx", "no such file"),
-        ("m/1/model.txt", "cannot tell the kind of model"),
+        ("m/1/model.txt", "expected a file that names its inputs and outputs: .onnx. For any other"),
         ("model.onnx", "is in no version folder"),
     ],
 )
