@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 from fastapi import APIRouter
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
@@ -29,7 +30,22 @@ from openai_api.http import ClientGoneError
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 _MODEL = "/v2/models/{model}"
-_VERSION = "/v2/models/{model}/versions/{version:int}"
+_VERSION = "/v2/models/{model}/versions/{version:version}"
+
+
+class _VersionConvertor(Convertor[str]):
+    """Digits of any number; starlette's own reads at most 4,300 of them."""
+
+    regex = "[0-9]+"
+
+    def convert(self, value: str) -> str:
+        return value.lstrip("0") or "0"
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("version", _VersionConvertor())
 
 
 def routes(service: Service) -> list[BaseRoute]:
@@ -92,7 +108,7 @@ def _add_shared_memory(add: Callable[[str, str, str, Handler, str], None], kind:
 def _path_parameters(path: str) -> list[dict[str, Any]]:
     names = [part.strip("{}").partition(":") for part in path.split("/") if part.startswith("{")]
     return [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "integer" if kind == "int" else "string"}}
+        {"name": name, "in": "path", "required": True, "schema": {"type": "integer" if kind == "version" else "string"}}
         for name, _, kind in names
     ]
 
@@ -141,7 +157,7 @@ class AppResponse(Response):
 
 
 def _target(request: Request) -> tuple[str, str]:
-    return request.path_params["model"], str(request.path_params.get("version", ""))
+    return request.path_params["model"], request.path_params.get("version", "")
 
 
 async def infer_route(service: Service, request: Request) -> Response:

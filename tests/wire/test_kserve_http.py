@@ -179,6 +179,7 @@ async def test_tritonclient_aio_infers(address: str) -> None:
         ("GET", "/v2/models/nope/ready", 400, "Model version not ready"),
         ("GET", "/v2/models/nope/stats", 400, "requested model 'nope' is not available"),
         ("GET", "/v2/models/ident/versions/7/stats", 400, "requested model version is not available for model 'ident'"),
+        ("GET", f"/v2/models/ident/versions/{'9' * 5000}/ready", 400, "Model version not ready"),
         ("POST", "/v2/repository/foo/models/ident/load", 501, "'repository_name' specification is not supported"),
         ("GET", "/v2/systemsharedmemory/region/zz/status", 404, "Unable to find system shared memory region: 'zz'"),
         ("GET", "/v2/models/nope/trace/setting", 400, "Request for unknown model : nope"),
