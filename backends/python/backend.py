@@ -156,7 +156,7 @@ class PythonBackend:
             try:
                 frames = process.poll(min(_LOOK, end - time.monotonic()))
             except ProcessEndedError as error:
-                raise self._fault(Code.INTERNAL, f"its process {error} while it was loading") from None
+                raise self._fault(Code.INTERNAL, f"its process {process.reap(error)} while it was loading") from None
             for frame, unpacker in frames:
                 match frame:
                     case Failed(message):
