@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from backends.api.model_config import InstanceGroup
 from backends.api.request import InferenceRequest
 from backends.api.tensor import Tensor
 from scheduler.python_model import PythonModel
@@ -68,6 +69,14 @@ async def test_what_the_socket_does_not_take_at_once_follows(tmp_path: Path) -> 
         answers = await asyncio.wait_for(asyncio.gather(*(anext(each.stream) for each in asked)), PATIENCE)
         for array, answer in zip(arrays, answers, strict=True):
             np.testing.assert_array_equal(answer.outputs[0].as_numpy(), array)
+
+
+async def test_instances_that_come_later_see_the_groups_they_are_of(tmp_path: Path) -> None:
+    async with loaded(tmp_path) as models:
+        model = await models.load("m", ECHO)
+        await model.set_instances((InstanceGroup("b", "KIND_MODEL"), InstanceGroup("c", "KIND_CPU", passive=True)))
+        await asyncio.to_thread(model._instances.join_retired)
+        assert await ask(model, [0]) == [[2]]
 
 
 async def test_a_large_request_crosses_among_small_ones(tmp_path: Path) -> None:
