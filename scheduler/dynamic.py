@@ -101,25 +101,30 @@ class BatchScheduler:
 
         To ask again is to say that the last batch is finished.
         """
-        while True:
-            with self._lock:
-                self._finish(seat)
-                was_called = self._seats.came(seat)  # for a batch that only it may know of
-                if seat.leaving and not was_called:
-                    self._seats.call_one()  # in place of this one, which may have been the one to wait for a delay
-                    return None
-                batch, refused, wait = self._form()
-                if batch:
-                    seat.busy = True
-                    if len(self._queue):
-                        self._seats.call_one()
-                is_over = not batch and (self._closing or seat.leaving)
-                if not batch and not is_over:
-                    self._seats.sit_down(seat, wait)
-            self._refuse(refused)
-            if batch or is_over:
-                return batch or None
-            seat.gate.acquire(timeout=-1 if wait == inf else min(wait, _LONGEST_WAIT))
+        while isinstance(found := self.look(seat), float):
+            seat.gate.acquire(timeout=-1 if found == inf else min(found, _LONGEST_WAIT))
+        return found
+
+    def look(self, seat: Seat) -> list[Waiting] | float | None:
+        """`take` for those who must not block: without a batch, the seconds to wait at the gate before asking again."""
+        with self._lock:
+            self._finish(seat)
+            was_called = self._seats.came(seat)  # for a batch that only it may know of
+            if seat.leaving and not was_called:
+                self._seats.call_one()  # in place of this one, which may have been the one to wait for a delay
+                return None
+            batch, refused, wait = self._form()
+            if batch:
+                seat.busy = True
+                if len(self._queue):
+                    self._seats.call_one()
+            is_over = not batch and (self._closing or seat.leaving)
+            if not batch and not is_over:
+                self._seats.sit_down(seat, wait)
+        self._refuse(refused)
+        if batch:
+            return batch
+        return None if is_over else wait
 
     def lend(self) -> tuple[Seat, list[Waiting]] | None:
         """The seat of a thread that sits idle, with a batch for the caller to run in its place and then `take_back`.

@@ -1,5 +1,6 @@
 """The life of an instance on its thread: made and warmed up, then a batch, its answers, the next."""
 
+import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -18,6 +19,7 @@ from scheduler.batch import Waiting
 from scheduler.dynamic import BatchScheduler
 from scheduler.endings import Endings
 from scheduler.instances import InstanceT
+from scheduler.loop_seat import LoopSeat
 from scheduler.merge import BatchLayout
 from scheduler.rate_limit import Claim
 from scheduler.request_batch import RunningBatch
@@ -75,7 +77,11 @@ class _Host(ABC, Generic[InstanceT]):
         else:
             with claim:
                 self._run_live(instance, batch)
+                self._settle(instance)
         return True
+
+    def _settle(self, instance: InstanceT) -> None:
+        """Return when a batch that has begun needs its claim no more."""
 
     def _run_live(self, instance: InstanceT, batch: list[Waiting]) -> None:
         live = self._without_cancelled(batch)
@@ -166,6 +172,7 @@ class RequestHost(_Host[RequestInstance]):
     def __init__(self, parts: ModelParts, backend: RequestBackend) -> None:
         super().__init__(parts)
         self._backend = backend
+        self._loop = asyncio.get_running_loop()
         # a claim on resources is for one batch
         self._takes_ahead = not parts.config.decoupled and not any(
             group.resources for group in parts.config.instance_groups
@@ -191,8 +198,15 @@ class RequestHost(_Host[RequestInstance]):
         self._backend.stopping()
 
     def serve(self, seat: Seat, claim: Claim | None, instance: RequestInstance) -> None:
-        super().serve(seat, claim, instance)
+        if claim is None:
+            run = partial(self._run_live, instance)
+            instance.serve_on(self._loop, LoopSeat(self._parts.scheduler, seat, instance, run))
+        else:
+            super().serve(seat, claim, instance)  # a claim is waited for
         instance.drain()
+
+    def _settle(self, instance: RequestInstance) -> None:
+        instance.wait_until_free()
 
     def _run(self, instance: RequestInstance, batch: list[Waiting]) -> None:
         """What waits besides goes with it where the model allows, each request a batch of its own."""
@@ -202,7 +216,7 @@ class RequestHost(_Host[RequestInstance]):
             ahead = parts.scheduler.take_ahead(instance.num_ahead)
             batches += [[waiting] for waiting in self._without_cancelled(ahead)]
         decoupled = parts.config.decoupled
-        instance.execute_requests(
+        instance.begin(
             [RunningBatch(each, parts.layout, parts.endings, parts.statistics, decoupled=decoupled) for each in batches]
         )
 

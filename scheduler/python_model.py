@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from backends.api.base import RequestBackend, TensorBackend
-from backends.api.model_config import ModelConfig
+from backends.api.model_config import InstanceGroup, ModelConfig
 from backends.python.backend import PythonBackend
 from backends.python.custom_metrics import CustomMetrics
 from backends.python.instance import PythonInstance
@@ -37,6 +37,15 @@ class PythonModel(TensorModel):
         backend.supervisor.on_end = self.instance_ended
         backend.supervisor.on_down = self.suspend
         backend.supervisor.on_up = self.resume
+
+    async def set_instances(self, groups: tuple[InstanceGroup, ...]) -> None:
+        before = self.config.instance_groups
+        self.backend.set_groups(groups)
+        try:
+            await super().set_instances(groups)
+        except BaseException:
+            self.backend.set_groups(before)
+            raise
 
     def instance_ended(self, instance: PythonInstance) -> None:
         """What its process knew is gone, of sequences too. On the instance's thread."""

@@ -112,24 +112,27 @@ class SequenceScheduler:
 
         To ask again is to say that the last batch is finished.
         """
-        while True:
-            with self._lock:
-                lane = self._return(seat)
-                refused = self._table.finished(lane, time.monotonic())
-                batch, wait = self._form(lane)
-                is_leaving = not batch and (self._closing or (seat.leaving and lane.is_empty))
-                if is_leaving:
-                    self._table.remove_lane(self._lanes.pop(seat))
-                elif not batch:
-                    self._sitting.add(seat)
-                self._call_ready()
-                self._arm()
-            self._refuse(refused)
-            if batch:
-                return batch
+        while isinstance(found := self.look(seat), float):
+            seat.gate.acquire(timeout=-1 if found == inf else min(found, _LONGEST_WAIT))
+        return found
+
+    def look(self, seat: Seat) -> list[Waiting] | float | None:
+        """`take` for those who must not block: without a batch, the seconds to wait at the gate before asking again."""
+        with self._lock:
+            lane = self._return(seat)
+            refused = self._table.finished(lane, time.monotonic())
+            batch, wait = self._form(lane)
+            is_leaving = not batch and (self._closing or (seat.leaving and lane.is_empty))
             if is_leaving:
-                return None
-            seat.gate.acquire(timeout=-1 if wait == inf else min(wait, _LONGEST_WAIT))
+                self._table.remove_lane(self._lanes.pop(seat))
+            elif not batch:
+                self._sitting.add(seat)
+            self._call_ready()
+            self._arm()
+        self._refuse(refused)
+        if batch:
+            return batch
+        return None if is_leaving else wait
 
     def take_ahead(self, most: int) -> list[Waiting]:
         """A sequence's next request is not sent before its last has come back."""

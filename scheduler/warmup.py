@@ -78,7 +78,7 @@ def _execute(
     endings = Endings(config.name, "", statistics, None, None)
     batch = [Waiting(request) for request in requests]
     while batch:
-        instance.execute_requests([RunningBatch(batch, layout, endings, statistics, decoupled=config.decoupled)])
+        instance.begin([RunningBatch(batch, layout, endings, statistics, decoupled=config.decoupled)])
         instance.drain()
         batch = [waiting for waiting in batch if waiting.again]
         for waiting in batch:

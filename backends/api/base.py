@@ -1,5 +1,6 @@
 """The protocols: what a backend offers to the layers above it, and what the repository hands out."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +125,7 @@ class RequestBatch(Protocol):
 
 
 class RequestInstance(Protocol):
-    """One copy of a model that takes requests as they are, unmerged. Lives on one thread."""
+    """One copy of a model that takes requests as they are, unmerged. Lives on one thread, or on an event loop while that waits."""
 
     @property
     def gate(self) -> Gate:
@@ -140,8 +141,27 @@ class RequestInstance(Protocol):
         """How many batches it would take beside one, to run one after the other; on its thread."""
         ...
 
-    def execute_requests(self, batches: Sequence[RequestBatch]) -> None:
-        """Run the batches and return when the next may come; answers may come later. Raises nothing."""
+    @property
+    def is_free(self) -> bool:
+        """Whether the next batch may begin."""
+        ...
+
+    def begin(self, batches: Sequence[RequestBatch]) -> None:
+        """Have the batches run; answers come later. Never blocks, raises nothing."""
+        ...
+
+    def wait_until_free(self) -> None: ...
+
+    def serve_on(self, loop: asyncio.AbstractEventLoop, serve: Callable[[], float | None]) -> None:
+        """Live on `loop` and have `serve` called there whenever something has changed, until it returns None.
+
+        Else it returns when it wants to be called at the latest, in seconds of `time.monotonic()`. Blocks the
+        instance's thread, which is used for what would block the loop.
+        """
+        ...
+
+    def aside(self, act: Callable[[], None]) -> None:
+        """For `serve`, as the last thing it does: have `act` done on the instance's thread before all else."""
         ...
 
     def drain(self) -> None:

@@ -6,13 +6,14 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from backends.api.base import Placement
 from backends.api.errors import Code, ServingError
-from backends.api.model_config import ModelConfig
+from backends.api.model_config import InstanceGroup, ModelConfig
 from backends.python.calls import Calls, NoServices, Services
 from backends.python.custom_metrics import CustomMetrics
 from backends.python.environment import Environments
@@ -93,6 +94,10 @@ class PythonBackend:
         self._config = config
         return config
 
+    def set_groups(self, groups: tuple[InstanceGroup, ...]) -> None:
+        """What the configuration that new instances are given says of instance groups."""
+        self._config = replace(self._config, instance_groups=groups)
+
     def request_instance(self, placement: Placement) -> PythonInstance:
         calls = Calls(self._services, self.metrics)
         return PythonInstance(
@@ -156,7 +161,7 @@ class PythonBackend:
             try:
                 frames = process.poll(min(_LOOK, end - time.monotonic()))
             except ProcessEndedError as error:
-                raise self._fault(Code.INTERNAL, f"its process {error} while it was loading") from None
+                raise self._fault(Code.INTERNAL, f"its process {process.reap(error)} while it was loading") from None
             for frame, unpacker in frames:
                 match frame:
                     case Failed(message):

@@ -1,4 +1,4 @@
-"""Where an instance's thread waits for work."""
+"""Where an instance waits for work."""
 
 import time
 from math import inf
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class PollingGate:
-    """Where the instance's thread waits for work: what the process has to say is heard meanwhile."""
+    """Where an instance waits for work. A thread that waits hears meanwhile what the process has to say."""
 
     def __init__(self, instance: "PythonInstance") -> None:
         self._instance = instance

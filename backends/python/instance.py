@@ -1,11 +1,11 @@
 """One instance of a custom model on the server's side: hands batches to its process and keeps that alive."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from itertools import count
 from math import inf
 from typing import Any
 
@@ -18,7 +18,6 @@ from backends.python.calls import Calls
 from backends.python.exchange import Exchange
 from backends.python.frames import (
     Answers,
-    AskReady,
     Call,
     CancelCall,
     Control,
@@ -34,10 +33,12 @@ from backends.python.frames import (
     Response,
 )
 from backends.python.gate import PollingGate
+from backends.python.helm import Helm, Serve
 from backends.python.mailbox import Mailbox
 from backends.python.options import PythonOptions
 from backends.python.packing import Packer, Unpacker
 from backends.python.process import ModelProcess, ProcessEndedError
+from backends.python.questions import Questions, tell
 from backends.python.runs import Run
 from backends.python.supervisor import Supervisor
 
@@ -45,7 +46,8 @@ _LOG = logging.getLogger("tidegate.model")
 
 
 class PythonInstance:
-    """A `RequestInstance`. Everything happens on its one thread; others only leave a note in the mailbox.
+    """A `RequestInstance`. Everything happens on its thread, or while that waits in `serve_on` on the event loop; others
+    only leave a note in the mailbox.
 
     `start` brings up a process ready to execute, or raises ServingError.
     """
@@ -70,22 +72,22 @@ class PythonInstance:
         self._supervisor = supervisor
         self._is_stateful = config.sequence_batching is not None
         self._exchange = Exchange(config, version, options, self.packer, self.send, self.mailbox.post)
+        self._questions = Questions(self.send)
         self._handlers: dict[type, Callable[[Any, Unpacker], None]] = {
             Answers: self._exchange.on_answers,
             Executed: self._exchange.on_executed,
             Response: self._exchange.on_response,
-            Ready: self._on_ready,
+            Ready: self._questions.on_ready,
             Log: self._on_log,
             Finalized: self._on_finalized,
             **dict.fromkeys((Call, CancelCall, Grant, Control, Register, Measure), partial(calls.handle, self)),
         }
-        self._questions: dict[int, Future[bool]] = {}
-        self._numbers = count(1)
         self._born = 0.0
         self._finalized = False
         self._process: ModelProcess | None = None
         self._abilities = Initialized(False, False)
         self._is_kept = False
+        self._helm: Helm | None = None
         try:
             self._come_up(*start(self))
         except BaseException:
@@ -110,14 +112,28 @@ class PythonInstance:
     def num_ahead(self) -> int:
         return 0 if self._abilities.is_async or self._is_stateful else self._exchange.num_ahead
 
-    def execute_requests(self, batches: Sequence[RequestBatch]) -> None:
+    @property
+    def is_free(self) -> bool:
+        # not earlier: what it took then could be a call that a run of its own makes, behind which it would wait for ever
+        return self._exchange.num_executing < self._limit
+
+    def begin(self, batches: Sequence[RequestBatch]) -> None:
         if self._process is None:
             for batch in batches:
                 batch.fail_all(self._unhealthy())
             return
         self._exchange.begin(batches)
-        # not earlier: what it took then could be a call that a run of its own makes, behind which it would wait for ever
-        self.poll_until(lambda: self._exchange.num_executing < self._limit)
+
+    def wait_until_free(self) -> None:
+        self.poll_until(lambda: self.is_free)
+
+    def serve_on(self, loop: asyncio.AbstractEventLoop, serve: Serve) -> None:
+        self._helm = Helm(self, loop, serve)
+        self._helm.run()
+
+    def aside(self, act: Callable[[], None]) -> None:
+        assert self._helm is not None
+        self._helm.aside(act)
 
     def drain(self) -> None:
         self.poll_until(lambda: not self._exchange.num_open and not self._exchange.num_executing)
@@ -135,7 +151,7 @@ class PythonInstance:
         self._exchange.give_up(self._unhealthy())
         self._calls.close(self)
         self._supervisor.left(self)
-        self._drop_questions()
+        self._questions.drop()
         self.mailbox.close()
 
     # On any thread
@@ -161,7 +177,16 @@ class PythonInstance:
         self.mailbox.post(partial(self._ask_ready, answer))
         return answer
 
-    # On the instance's thread
+    # Whoever has the helm
+
+    @property
+    def process(self) -> ModelProcess | None:
+        return self._process
+
+    @property
+    def next_look(self) -> float:
+        """When to `act` at the latest, in seconds of `time.monotonic()`."""
+        return self._exchange.next_look
 
     @property
     def _limit(self) -> int:
@@ -190,27 +215,33 @@ class PythonInstance:
             self._wait(until)
             return
         try:
-            frames = self._process.poll(until - time.monotonic() if not self.mailbox.has_notes else 0.0)
-            if len(frames) > 1:
-                with JoinedWakes():
-                    self._handle_all(frames)
-            else:
-                self._handle_all(frames)
-            self.mailbox.settle()
-            if self._exchange.look():
-                raise ServingError(Code.INTERNAL, "did not come back from execute in time")
-        except ProcessEndedError as error:
-            self._on_end(str(error))
-        except Exception as error:  # a frame that makes no sense, or a fault of ours: this thread must not end of it
-            if not isinstance(error, ServingError):
-                _LOG.exception("%s: cannot handle what the model's process says", self.placement.name)
-            process, self._process = self._process, None
-            if process is not None:
-                self._on_end(f"{error}; it was {process.end(0.0)}")
+            self.act(self._process.poll(until - time.monotonic() if not self.mailbox.has_notes else 0.0))
+        except Exception as error:
+            self.recover(error)
 
-    def _handle_all(self, frames: Sequence[tuple[Any, Unpacker]]) -> None:
-        for frame, unpacker in frames:
-            self.handle(frame, unpacker)
+    def act(self, frames: Sequence[tuple[Any, Unpacker]]) -> None:
+        """Handle what has come and do what is due. What it raises is for `recover`."""
+        if len(frames) > 1:
+            with JoinedWakes():
+                for frame, unpacker in frames:
+                    self.handle(frame, unpacker)
+        elif frames:
+            self.handle(*frames[0])
+        self.mailbox.settle()
+        if self._exchange.look():
+            raise ServingError(Code.INTERNAL, "did not come back from execute in time")
+
+    def recover(self, error: Exception) -> None:
+        """From a process that has ended, a frame that makes no sense, or a fault of ours: with a new process. Blocks."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if isinstance(error, ProcessEndedError):
+            self._on_end(process.reap(error))
+            return
+        if not isinstance(error, ServingError):
+            _LOG.error("%s: cannot handle what the model's process says", self.placement.name, exc_info=error)
+        self._on_end(f"{error}; it was {process.end(0.0)}")
 
     def _wait(self, until: float) -> None:
         """Without a process there are only notes."""
@@ -237,17 +268,10 @@ class PythonInstance:
     # The process' own business
 
     def _ask_ready(self, answer: "Future[bool]") -> None:
-        if self._process is None or not self._abilities.has_is_ready:
-            _tell(answer, self._process is not None)
-            return
-        number = next(self._numbers)
-        self._questions[number] = answer
-        self.send(AskReady(number))
-
-    def _on_ready(self, frame: Ready, _: Unpacker) -> None:
-        answer = self._questions.pop(frame.question, None)
-        if answer is not None:
-            _tell(answer, frame.is_ready)
+        if self._process is not None and self._abilities.has_is_ready:
+            self._questions.ask(answer)
+        else:
+            tell(answer, self._process is not None)
 
     def _on_log(self, frame: Log, _: Unpacker) -> None:
         _LOG.log(frame.level, "%s: %s", self.placement.name, frame.message)
@@ -260,12 +284,11 @@ class PythonInstance:
     # A process that has ended
 
     def _on_end(self, reason: str) -> None:
-        self._process = None
         _LOG.error("%s: the model's process %s", self.placement.name, reason)
         self._supervisor.on_end(self)  # before a caller can know, and goes on with a sequence
         self._exchange.fail_all(self._unhealthy())
         self._calls.process_ended(self)
-        self._drop_questions()
+        self._questions.drop()
         if not self._is_kept:
             return
         started = self._supervisor.restart(self, time.monotonic() - self._born, self._start)
@@ -279,17 +302,7 @@ class PythonInstance:
         self._born = time.monotonic()
         self._exchange.start(is_concurrent=abilities.is_async)
 
-    def _drop_questions(self) -> None:
-        questions, self._questions = self._questions, {}
-        for answer in questions.values():
-            _tell(answer, False)
-
     def _unhealthy(self) -> ServingError:
         return ServingError(
             Code.INTERNAL, f"Stub process '{self.placement.name}' is not healthy.", reason="process_ended"
         )
-
-
-def _tell(answer: "Future[bool]", value: bool) -> None:
-    if answer.set_running_or_notify_cancel():  # else nobody waits any more
-        answer.set_result(value)

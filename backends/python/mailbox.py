@@ -1,4 +1,4 @@
-"""What other threads leave for an instance's thread to do."""
+"""What others leave for whoever does an instance's business to do."""
 
 import os
 import threading
@@ -7,11 +7,15 @@ from collections.abc import Callable
 
 
 class Mailbox:
-    """Notes for the one thread that waits for `fd`, an eventfd, and then does what they say."""
+    """Notes for the one thread that waits for `fd`, an eventfd, and then does what they say.
+
+    While there is a `waker`, that is called in place of the eventfd, on the thread that posts.
+    """
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._notes: deque[Callable[[], None]] = deque()
+        self.waker: Callable[[], None] | None = None
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -23,6 +27,10 @@ class Mailbox:
         self.wake()
 
     def wake(self) -> None:
+        waker = self.waker
+        if waker is not None:
+            waker()
+            return
         with self._lock:  # a closed descriptor's number is soon somebody else's
             if not self._is_closed:
                 os.eventfd_write(self.fd, 1)

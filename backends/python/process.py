@@ -39,7 +39,7 @@ log = logging.getLogger("tidegate.model")
 
 
 class ProcessEndedError(Exception):
-    """The process is gone, or says what is no frame; it is reaped."""
+    """The process is gone, or says what is no frame: `ModelProcess.reap` it."""
 
 
 class ModelProcess:
@@ -97,6 +97,20 @@ class ModelProcess:
         self._poll.register(wake, select.POLLIN)
 
     @property
+    def socket(self) -> int:
+        """The descriptor to `receive` from, and to `flush` to while there is something `unsent`."""
+        return self._socket.fileno()
+
+    @property
+    def printed(self) -> int:
+        """The descriptor of what the model prints, for `log_lines`."""
+        return self._printed.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._unsent)
+
+    @property
     def pid(self) -> int:
         return self._process.pid
 
@@ -133,14 +147,62 @@ class ModelProcess:
         for fd, event in self._poll.poll(None if timeout > 1e6 else max(0.0, timeout) * 1000):
             if fd == self._socket.fileno():
                 if event & select.POLLOUT:
-                    self._flush()
+                    self.flush()
                 if event & ~select.POLLOUT:
-                    frames = self._receive()
+                    frames = self.receive()
             elif fd == self._wake:
                 os.eventfd_read(fd)
-            else:
-                self._log_lines()
+            elif not self.log_lines():
+                self._poll.unregister(fd)
         return frames
+
+    def receive(self) -> list[tuple[Any, Unpacker]]:
+        """The frames that have come, without waiting. Raises ProcessEndedError."""
+        try:
+            data = self._socket.recv(_CHUNK)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            raise ProcessEndedError
+        self._buffer += data
+        try:
+            return self._take_frames()
+        except FrameError as error:
+            raise ProcessEndedError(str(error)) from None
+
+    def flush(self) -> None:
+        """Send what can be sent now of what is unsent."""
+        try:
+            while self._unsent:
+                rest = self._unsent[0][self._socket.send(self._unsent[0]) :]
+                if rest:
+                    self._unsent[0] = rest
+                else:
+                    self._unsent.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent.clear()
+
+    def log_lines(self) -> bool:
+        """What the model has printed becomes lines of our log. False after the last of it."""
+        try:
+            data = os.read(self._printed.fileno(), _LINE)
+        except (BlockingIOError, ValueError):
+            return True
+        *lines, self._line = (self._line + data).split(b"\n")
+        for line in lines:
+            log.info("%s: %s", self._model, line.decode(errors="replace"))
+        if len(self._line) > _LINE:
+            log.info("%s: %s", self._model, self._line.decode(errors="replace"))
+            self._line = b""
+        return bool(data)
+
+    def reap(self, error: ProcessEndedError) -> str:
+        """`end` what raised `error`; how it ended, in words."""
+        return f"sent garbage ({error}) and was {self.end(0.0)}" if error.args else self.end()
 
     def end(self, grace: float = _GRACE) -> str:
         """See to it that it is gone; how it ended, in words."""
@@ -151,7 +213,7 @@ class ModelProcess:
             code = self._killed()
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)  # what it started must not outlive it
-        self._log_lines()
+        self.log_lines()
         if self._line:
             log.info("%s: %s", self._model, self._line.decode(errors="replace"))
         self._printed.close()
@@ -172,34 +234,6 @@ class ModelProcess:
                 return  # gone: `poll` will say so
         if view:
             self._unsent.append(view)
-
-    def _flush(self) -> None:
-        try:
-            while self._unsent:
-                rest = self._unsent[0][self._socket.send(self._unsent[0]) :]
-                if rest:
-                    self._unsent[0] = rest
-                else:
-                    self._unsent.popleft()
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._unsent.clear()
-
-    def _receive(self) -> list[tuple[Any, Unpacker]]:
-        try:
-            data = self._socket.recv(_CHUNK)
-        except BlockingIOError:
-            return []
-        except OSError:
-            data = b""
-        if not data:
-            raise ProcessEndedError(self.end())
-        self._buffer += data
-        try:
-            return self._take_frames()
-        except FrameError as error:
-            raise ProcessEndedError(f"sent garbage ({error}) and was {self.end(0.0)}") from None
 
     def _take_frames(self) -> list[tuple[Any, Unpacker]]:
         frames = []
@@ -222,20 +256,3 @@ class ModelProcess:
             position = end
         del self._buffer[:position]
         return frames
-
-    def _log_lines(self) -> None:
-        """What the model prints becomes lines of our log."""
-        try:
-            data = os.read(self._printed.fileno(), _LINE)
-        except (BlockingIOError, ValueError):
-            return
-        if not data:
-            with suppress(KeyError):  # its end may be seen in `poll`, and once more in `end`
-                self._poll.unregister(self._printed)
-            return
-        *lines, self._line = (self._line + data).split(b"\n")
-        for line in lines:
-            log.info("%s: %s", self._model, line.decode(errors="replace"))
-        if len(self._line) > _LINE:
-            log.info("%s: %s", self._model, self._line.decode(errors="replace"))
-            self._line = b""
