@@ -13,6 +13,7 @@ import numpy as np
 
 _FORGET = 0.98  # weight of a sample against the next one of its kind
 _PRIOR_WEIGHT = 1e-5  # samples: what a coefficient's distance from the prior, in priors, counts as
+_RIDGE = 1e-9  # of a feature's own weight: features that were only seen together share what they explain
 _OUTLIER = 3.0  # a step this many times slower than predicted says more about its neighbours than about itself
 _WARM_SAMPLES = 8
 _SCALE = np.array([1.0, 1e-2, 1e-5, 1e-4])  # brings the features to one order of magnitude
@@ -138,7 +139,10 @@ def _seconds(coefficients: Coefficients, load: StepLoad) -> float:
 
 
 def _non_negative_solution(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
-    """The solution of a positive definite system, without those unknowns that would come out negative."""
+    """The solution of a positive semidefinite system, without those unknowns that would come out negative."""
+    scale = 1 / np.sqrt(np.diag(matrix))
+    matrix = matrix * scale * scale[:, None] + _RIDGE * np.eye(len(vector))  # its diagonal is all ones, about
+    vector = vector * scale
     active = list(range(len(vector)))
     solution = np.zeros(len(vector))
     while active:
@@ -147,4 +151,4 @@ def _non_negative_solution(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray
             solution[active] = part
             break
         active.pop(int(part.argmin()))
-    return solution
+    return solution * scale
