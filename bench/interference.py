@@ -35,6 +35,8 @@ def run_streams(engine: Engine, num_steps: int | None) -> Run:
     start, done = time.monotonic(), 0
     while done != num_steps and _PROMPT not in times:
         frame = engine.step()
+        if frame.failures:
+            raise RuntimeError(frame.failures[0][1].message)
         for number, _ in frame.events:
             times.setdefault(number, []).append(frame.time)
         done += 1
@@ -51,7 +53,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     engine, vocab_size = loaded_engine(arguments.model, arguments.set)
-    rng = random.Random(1)
+    rng = random.Random()
 
     def add(number: int, length: int, num_new: int) -> None:
         prompt = [rng.randrange(100, vocab_size) for _ in range(length)]
@@ -59,6 +61,7 @@ def main() -> None:
         engine.add(NewRequest(number, prompt, sampling, 0, time.monotonic(), None, ""))
 
     def measure(streams: int, num_steps: int | None) -> Run:
+        rng.seed(streams)
         for number in range(streams):
             add(number, 128, 8000)
         run_streams(engine, 20)

@@ -139,7 +139,7 @@ WORKLOADS = {
 
 
 def fill(layers: list[NumbaPagedAttention], num_blocks: int) -> None:
-    """Write to every block of the pools: memory that never was is one page of zeros, which is quick to read."""
+    """Write to every block of the pools: memory that was never written is one page of zeros, which is quick to read."""
     tokens = num_blocks * BLOCK
     everything, _ = batch_of([BLOCK] * num_blocks, [BLOCK] * num_blocks)
     q, k, v = torch.randn(tokens, 9, 64), torch.randn(tokens, 3, 64), torch.randn(tokens, 3, 64)

@@ -66,6 +66,7 @@ class Engine:
         self._failures: list[tuple[int, Failure]] = []
         self._seeds = random.SystemRandom() if options.seed is None else random.Random(options.seed)
         self._num_failures = 0  # failed steps in a row
+        self._has_failed = False  # the step that is being made
         self._has_news = False  # the schedule changed since the last frame told of it
         self._totals = Totals()
 
@@ -136,7 +137,11 @@ class Engine:
         for sequence in work.started:
             sequence.scheduled = sequence.scheduled or start
         tokens_before = self._totals.tokens
-        events = self._run_slices(work, start) + self._run_layers(work)
+        self._has_failed = False
+        events = self._run_slices(work) + self._run_layers(work)
+        if work.slices or work.layered:
+            self._totals.steps += 1
+            self._num_failures = self._num_failures + 1 if self._has_failed else 0
         end = self._clock()
         failures, self._failures = self._failures, []
         if self._num_failures >= MAX_FAILURES:
@@ -160,6 +165,8 @@ class Engine:
         assert self._chunk.part is None or self._chunk.part.sequence in self.schedule.running
 
     def close(self) -> None:
+        if self._chunk.part is not None:
+            self._chunk.drop(self._chunk.part.sequence)
         self._runner.close()
 
     def _expire(self, now: float) -> None:
@@ -190,16 +197,16 @@ class Engine:
                 work.leave_out(sequence)
                 self._fail(sequence, as_serving_error(error), has_row=False)
 
-    def _run_slices(self, work: Plan, start: float) -> list[tuple[int, TokenEvent]]:
-        """The step itself, begun at `start`."""
+    def _run_slices(self, work: Plan) -> list[tuple[int, TokenEvent]]:
+        """The step itself."""
         if not work.slices:
             return []
         batch = self._batch_of(work.slices)
+        start = self._clock()
         output = self._outcome(work.slices, lambda: self._runner.step(batch))
         if output is None:
             return []
-        self._times.observe(work.load, self._clock() - start)
-        self._totals.steps += 1
+        self._times.observe(work.load(), self._clock() - start)
         return self._commit(work.slices, output)
 
     def _run_layers(self, work: Plan) -> list[tuple[int, TokenEvent]]:
@@ -207,7 +214,7 @@ class Engine:
         part, chunk = work.layered, self._chunk
         if part is None:
             return []
-        output = self._outcome([part], lambda: chunk.advance(part, work.num_layers, self._batch_of))
+        output = self._outcome([part], lambda: chunk.advance(part, work.layers, self._batch_of))
         if output is None:
             return []
         self._times.observe(chunk.load, chunk.seconds)
@@ -224,11 +231,10 @@ class Engine:
                 raise RuntimeError(f"the runner answered {len(output.tokens)} of {len(slices)} slices")
         except Exception as error:
             log.exception("a step of %d requests failed", len(slices))
-            self._num_failures += 1
+            self._has_failed = True
             for part in slices:
                 self._fail(part.sequence, as_serving_error(error))
             return None
-        self._num_failures = 0
         return output
 
     def _commit(self, slices: list[Slice], output: StepOutput) -> list[tuple[int, TokenEvent]]:

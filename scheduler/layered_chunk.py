@@ -19,19 +19,20 @@ class LayeredChunk:
 
     @property
     def num_layers(self) -> int:
-        """How many steps a chunk can take; 1 where the model can only be run as a whole."""
+        """Of the model; 1 where it can only be run as a whole."""
         return 1 if self._layered is None else self._layered.num_layers
 
-    def advance(self, part: Slice, num_layers: int, batch_of: Callable[[list[Slice]], StepBatch]) -> StepOutput | None:
-        """Take `part` through up to `num_layers` layers more, from the first if it is new. Its outcome after the last."""
+    def advance(self, part: Slice, layers: int, batch_of: Callable[[list[Slice]], StepBatch]) -> StepOutput | None:
+        """Take `part` through up to so many `layers` more, from the first if it is new. Its outcome after the last."""
         assert self._layered is not None, "a chunk for the layers of a model that has none"
+        assert self.part is None or self.part.sequence is part.sequence, "one chunk at a time"
         start = self._clock()
         if self.part is None:
             self.part = part
             self.load = chunk_load(part.count, part.sequence.computed + part.count)
             self.seconds = 0.0
             self._layered.begin(batch_of([part]))
-        output = self._layered.advance(num_layers)
+        output = self._layered.advance(layers)
         self.seconds += self._clock() - start
         if output is not None:
             self.part = None

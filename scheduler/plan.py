@@ -16,66 +16,66 @@ class Plan:
     """One step. `started` took a row, `preempted` gave one back (it stands in `row` until they start again).
 
     No sequence is in both: a step that preempts lets nobody in. Apart from `slices`, the chunk `layered` goes through
-    `num_layers` layers more.
+    so many `layers` more.
     """
 
     slices: list[Slice] = field(default_factory=list)
     layered: Slice | None = None
-    num_layers: int = 0
+    layers: int = 0
     started: list[TokenSequence] = field(default_factory=list)
     preempted: list[TokenSequence] = field(default_factory=list)
-    load: StepLoad = field(default_factory=StepLoad)  # of `slices`
-
-    def decode(self, sequence: TokenSequence, num_drafts: int) -> None:
-        self.slices.append(Slice(sequence, 1 + num_drafts, num_drafts))
-        self.load.add_decode(1 + num_drafts, sequence.computed + 1 + num_drafts)
 
     def prefill(self, sequence: TokenSequence, portion: Portion) -> None:
+        if not portion.count:
+            return
         part = Slice(sequence, portion.count)
-        if portion.num_layers:
-            self.layered, self.num_layers = part, portion.num_layers
-        else:
+        if portion.layers is None:
             self.slices.append(part)
-            self.load.add_chunk(portion.count, sequence.computed + portion.count)
+        else:
+            self.layered, self.layers = part, portion.layers
 
     def leave_out(self, sequence: TokenSequence) -> None:
         self.slices = [part for part in self.slices if part.sequence is not sequence]
         if self.layered is not None and self.layered.sequence is sequence:
             self.layered = None
 
+    def load(self) -> StepLoad:
+        """Of `slices`, before their commit."""
+        load = StepLoad()
+        for part in self.slices:
+            add = load.add_chunk if part.count - part.num_drafts > 1 else load.add_decode
+            add(part.count, part.sequence.computed + part.count)
+        return load
+
 
 def plan(schedule: Schedule, budget: Budget, times: StepTimeModel, under_way: Slice | None = None) -> Plan:
     """The next step: every running sequence moves on, then as many waiting ones start as fit.
 
     Sequences with one token to compute (and its drafts) come first in the budget; what is left of it, in tokens and
-    in time, goes to prefill in order of importance. A chunk `under_way` through the layers is all the prefill there is.
-    When blocks run out, the least important running sequence is preempted, which is never one that is already planned.
+    in time, goes to prefill in order of importance. A chunk `under_way` through the layers takes all that more
+    important prompts leave. When blocks run out, the least important running sequence is preempted, which is never one
+    that is already planned.
     """
     result = Plan()
     prefill = prefill_budget(schedule, budget, times)
-    going_on = prefill.go_on(under_way) if under_way is not None else Portion(0)
-    drafts = budget.max_tokens - len(schedule.running) - (budget.pace.min_chunk if prefill.wanted else 0)
+    drafts = budget.max_tokens - len(schedule.running) - (budget.pace.min_chunk if prefill.is_wanted else 0)
     running, block_size, index = schedule.running, schedule.pool.block_size, 0
     while index < len(running):
         sequence = running[index]
-        left = len(sequence.tokens) - sequence.computed
-        if under_way is not None and sequence is under_way.sequence:
-            result.prefill(sequence, going_on)
-        elif left > 1:  # its blocks are its own since it started
-            portion = prefill.take(left, sequence.computed)
-            if portion.count:
-                result.prefill(sequence, portion)
+        if len(sequence.tokens) - sequence.computed > 1:  # its blocks are its own since it started
+            if not _gives_way(schedule, sequence):
+                result.prefill(sequence, _portion(sequence, prefill, under_way))
         else:
             num_drafts = _num_drafts(schedule, sequence, drafts) if sequence.drafts else 0
             drafts -= num_drafts
-            prefill.tokens -= num_drafts
+            prefill.spend_on_drafts(num_drafts)
             end = sequence.computed + 1 + num_drafts
             if end > len(sequence.blocks) * block_size and not _make_room(schedule, sequence, end, result.preempted):
                 break  # it was the least important itself
-            result.decode(sequence, num_drafts)
+            result.slices.append(Slice(sequence, 1 + num_drafts, num_drafts))
         index += 1
     if schedule.waiting and not result.preempted:
-        _start_waiting(schedule, prefill, result)
+        _start_waiting(schedule, prefill, result, may_spread=under_way is None)
     schedule.relax()
     return result
 
@@ -148,7 +148,29 @@ def _make_room(schedule: Schedule, sequence: TokenSequence, length: int, preempt
     return True
 
 
-def _start_waiting(schedule: Schedule, prefill: PrefillBudget, result: Plan) -> None:
+def _portion(sequence: TokenSequence, prefill: PrefillBudget, under_way: Slice | None) -> Portion:
+    """Of a running prompt. One chunk at a time goes through the layers."""
+    if under_way is not None and under_way.sequence is sequence:
+        return prefill.go_on(under_way)
+    return prefill.take(len(sequence.tokens) - sequence.computed, sequence.computed, may_spread=under_way is None)
+
+
+def _gives_way(schedule: Schedule, sequence: TokenSequence) -> bool:
+    """Whether a running prompt leaves the step to a more important one that waits and can start."""
+    if not schedule.waiting or schedule.waiting[0].order > sequence.order or not schedule.free_rows:
+        return False
+    first = schedule.waiting[0]
+    hits = _cached_prefix(schedule, first)
+    return hits is not None and _has_blocks(schedule, first, hits)
+
+
+def _has_blocks(schedule: Schedule, sequence: TokenSequence, hits: list[int]) -> bool:
+    """Whether a waiting sequence finds blocks beside its cached ones, and some to grow by."""
+    needed = schedule.num_blocks_for(len(sequence.tokens)) - len(hits)
+    return needed + schedule.num_reserved(sequence) <= schedule.pool.num_available(hits)
+
+
+def _start_waiting(schedule: Schedule, prefill: PrefillBudget, result: Plan, *, may_spread: bool) -> None:
     """Start waiting sequences in order, as long as rows, blocks and the step's budget last.
 
     The first that finds no blocks keeps its place, and nobody overtakes it. One whose next block is just being
@@ -160,11 +182,10 @@ def _start_waiting(schedule: Schedule, prefill: PrefillBudget, result: Plan) -> 
         hits = _cached_prefix(schedule, sequence)
         if hits is None:
             continue
-        needed = schedule.num_blocks_for(len(sequence.tokens)) - len(hits)
-        if needed + schedule.num_reserved(sequence) > schedule.pool.num_available(hits):
+        if not _has_blocks(schedule, sequence, hits):
             return
         computed = len(hits) * schedule.pool.block_size
-        portion = prefill.take(len(sequence.tokens) - computed, computed)
+        portion = prefill.take(len(sequence.tokens) - computed, computed, may_spread=may_spread)
         if not portion.count:
             return
         schedule.start(sequence, hits)

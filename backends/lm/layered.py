@@ -36,18 +36,21 @@ class _Chunk:
 
 
 class LayeredChunks:
-    """See `LayeredPrefill`. Bit for bit the result of the whole step, since only the order of the layers is cut."""
+    """See `LayeredPrefill`. Bit for bit the result of the whole step, since only the order of the layers is cut.
 
-    def __init__(self, model: LayeredModel, block_size: int, finish: Finish) -> None:
-        self.num_layers = model.num_layers
-        self._model = model
+    The model is its runner's: `loaded` gives it, or raises when it is closed.
+    """
+
+    def __init__(self, num_layers: int, block_size: int, loaded: Callable[[], LayeredModel], finish: Finish) -> None:
+        self.num_layers = num_layers
         self._block_size = block_size
+        self._loaded = loaded
         self._finish = finish
         self._chunk: _Chunk | None = None
 
     @torch.inference_mode()
     def begin(self, batch: StepBatch) -> None:
-        self._chunk = _Chunk(batch, attention_batch(batch, self._block_size), self._model.embed(batch.tokens))
+        self._chunk = _Chunk(batch, attention_batch(batch, self._block_size), self._loaded().embed(batch.tokens))
 
     @torch.inference_mode()
     def advance(self, num_layers: int) -> StepOutput | None:
@@ -55,11 +58,11 @@ class LayeredChunks:
         if chunk is None:
             raise ValueError("no chunk was begun")
         end = min(chunk.done + num_layers, self.num_layers)
-        chunk.hidden = self._model.advance(chunk.hidden, chunk.attention, chunk.done, end)
+        chunk.hidden = self._loaded().advance(chunk.hidden, chunk.attention, chunk.done, end)
         chunk.done = end
+        if chunk.hidden.device.type != "cpu":
+            torch.accelerator.synchronize()  # whoever times the layers must not see only their launch
         if end < self.num_layers:
-            if chunk.hidden.device.type != "cpu":
-                torch.accelerator.synchronize()  # whoever times the layers must not see only their launch
             return None
         self._chunk = None
         return self._finish(chunk.hidden, chunk.batch, chunk.attention)

@@ -91,8 +91,8 @@ class LayerStack(Protocol):
     ) -> torch.Tensor:
         """Layers `first` to before `end` (all that follow with None) on `hidden` (T, hidden), which is overwritten.
 
-        Layer 0 takes embedded tokens, any other what the layers before it returned. Returns the last hidden states
-        (T, hidden), valid until the next call, if the last layer is among them.
+        Layer 0 takes embedded tokens, any other what the layers before it returned: the residual stream (T, hidden),
+        in `hidden`'s own memory. With the last layer among them, the last hidden states, valid until the next call.
         """
         ...
 

@@ -63,13 +63,18 @@ class LmRunner:
         self.block_size = limits.block_size
         self.fingerprint = limits.fingerprint
         self._model: PagedModel | None = model
-        self.layered = (
-            LayeredChunks(model, limits.block_size, self._outcome) if isinstance(model, LayeredModel) else None
-        )
         self._sampler = Sampler(limits.max_num_seqs, model.vocab_size, limits.eos_token_ids)
         self._prompts: dict[int, _Prompt] = {}  # of rows that want their prompt's log-probabilities
         self._compiler = GrammarCompiler(vocabulary or _no_vocabulary)
         self._grammars = GrammarRows(self._compiler, model.vocab_size)
+
+    @property
+    def layered(self) -> LayeredChunks | None:
+        """A new one each time, for one engine at a time."""
+        model = self._loaded()
+        if not isinstance(model, LayeredModel):
+            return None
+        return LayeredChunks(model.num_layers, self.block_size, self._loaded_layers, self._outcome)
 
     def prepare(self, sampling: SamplingParams) -> "Future[Any] | None":
         return None if sampling.grammar is None else self._compiler.prepare(sampling.grammar)
@@ -103,7 +108,7 @@ class LmRunner:
         """Gives the memory back. A step after it is an error."""
         if self._model is not None:
             self._model.close()
-        self._model = self.layered = None
+        self._model = None
         self._prompts.clear()
         self._grammars.close()
         self._compiler.close()
@@ -112,6 +117,11 @@ class LmRunner:
         if self._model is None:
             raise ServingError(Code.UNAVAILABLE, "the model is closed")
         return self._model
+
+    def _loaded_layers(self) -> LayeredModel:
+        model = self._loaded()
+        assert isinstance(model, LayeredModel)
+        return model
 
     def _choose(self, model: PagedModel, hidden: torch.Tensor, batch: StepBatch, positions: np.ndarray) -> StepOutput:
         """Tokens for the slices that sample: after their last token, and at each guess before it."""

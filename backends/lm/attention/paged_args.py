@@ -32,8 +32,7 @@
     WINDOW,
     SCALE,
     CAP,
-) = range(30)
-NUM_ARGS = 30
+) = range(NUM_ARGS := 30)
 BATCH_ARGS = (
     TOKENS,
     SEQUENCES,

@@ -179,6 +179,8 @@ def attend_task(form: str) -> Any:
         end = position_of(panel, panel.rows - 1) // load_int(args + 8 * SPAN) + 1
         if is_shared:
             first, end = max(first, index % spans), min(end, index % spans + 1)
+        if first >= end:
+            return 0
         queries, total, part = stack(_QUERIES), stack(SUM_BYTES), stack(SUM_BYTES)
         pack_queries(code, row_bytes, args, panel, queries)
         target = _partial(args, sequence, index) if is_shared else total

@@ -118,14 +118,16 @@ def test_whatever_happens_around_it_every_text_is_what_it_is_alone(seed, drafts,
     rng = random.Random(seed)
     options = EngineOptions(
         max_num_seqs=6,
-        max_num_batched_tokens=rng.choice([8, 16, 64]),
-        itl_target_ms=rng.choice([1, 8]) if num_layers > 1 else 0,  # no time for a chunk as a whole
+        max_num_batched_tokens=rng.choice([8, 16, 64]) if num_layers == 1 else 64,
+        itl_target_ms=0 if num_layers == 1 else 1,  # no time for a chunk as a whole
     )
-    sizes = {"num_blocks": rng.choice([14, 24, 40]), "block_size": 4, "max_model_len": 100}
+    num_blocks = rng.choice([14, 24, 40] if num_layers == 1 else [24, 40])  # the longest prompt fits
+    sizes = {"num_blocks": num_blocks, "block_size": 4, "max_model_len": 100}
     h = Harness(options=options, num_layers=num_layers, **sizes)
     if drafts:
         h.engine._propose = guess_well(h.runner, h.engine.schedule.max_len, rng)
-    shared = [[rng.randrange(97) for _ in range(rng.randrange(4, 24))] for _ in range(3)]
+    longest = 24 if num_layers == 1 else 60
+    shared = [[rng.randrange(97) for _ in range(rng.randrange(4, longest))] for _ in range(3)]
     aborted = set()
     for _ in range(500):
         if rng.random() < 0.35 and len(h.engine.schedule) < 20:
@@ -246,12 +248,15 @@ def test_a_failed_step_fails_its_requests_and_not_those_that_wait():
     assert all(h.tokens[number] == h.expected(number) for number in numbers[2:])
 
 
-def beside_a_stream(**prompt) -> tuple[Harness, int, int]:
+PROMPT = list(range(1, 60))
+
+
+def beside_a_stream() -> tuple[Harness, int, int]:
     """An engine with a stream and a prompt that is on its way through the layers; their numbers."""
-    h = Harness(options=EngineOptions(max_num_seqs=2, itl_target_ms=1), num_layers=5)
+    h = Harness(options=EngineOptions(max_num_seqs=4, itl_target_ms=1), num_layers=30)
     stream = h.add([1], 60, ignore_eos=True)
     h.step()
-    prompt = h.add(list(range(1, 30)), 3, ignore_eos=True, **prompt)
+    prompt = h.add(PROMPT, 3, ignore_eos=True)
     h.step()
     assert h.runner.layered.is_busy
     return h, stream, prompt
@@ -261,7 +266,7 @@ def test_a_chunk_in_the_layers_is_given_up_with_its_request():
     h, stream, prompt = beside_a_stream()
     h.engine.abort(prompt)
     assert not h.runner.layered.is_busy
-    again = h.add(list(range(1, 30)), 3, ignore_eos=True)
+    again = h.add(PROMPT, 3, ignore_eos=True)
     h.run()
     assert h.tokens[stream] == h.expected(stream)
     assert h.tokens[again] == h.expected(again)
@@ -280,6 +285,58 @@ def test_a_chunk_in_the_layers_is_done_at_once_when_no_stream_is_left():
     h.engine.abort(stream)
     h.step()
     assert not h.runner.layered.is_busy
+    h.run()
+    assert h.tokens[prompt] == h.expected(prompt)
+
+
+@pytest.mark.parametrize("length", [1, 2, 8, 9, 31])
+def test_a_short_prompt_is_run_as_a_whole_whatever_the_pace(length):
+    h, _, prompt = beside_a_stream()
+    h.engine.abort(prompt)
+    short = h.add([7] * length, 1)
+    steps = 0
+    while short not in h.ended:
+        h.step()
+        steps += 1
+    assert steps <= -(-length // 8)
+    assert h.tokens[short] == h.expected(short)
+    h.run()
+
+
+def test_a_prompt_found_in_the_cache_but_for_its_last_token_is_run_as_a_whole():
+    h = Harness(num_blocks=3000, block_size=16, max_model_len=8192, num_layers=30)
+    prompt = [number % 90 + 1 for number in range(7201)]
+    h.add(prompt, 1)
+    h.run()
+    h.add([1], 200, ignore_eos=True)
+    for _ in range(5):
+        h.step()
+    again = h.add(prompt, 1)
+    h.step()
+    assert h.events[again][0].num_cached == 7200
+
+
+@pytest.mark.parametrize("target", [1, 5])
+def test_a_target_that_the_streams_alone_miss_starves_no_prompt(target):
+    options = EngineOptions(max_num_seqs=8, itl_target_ms=target)
+    h = Harness(options=options, num_blocks=2000, block_size=16, max_model_len=8192, num_layers=30)
+    for number in range(1, 5):
+        h.add([number], 8000, ignore_eos=True)
+    h.step()
+    prompt = h.add([7] * 2000, 1)
+    for _ in range(2000):
+        h.step()
+        if prompt in h.ended:
+            break
+    assert h.tokens[prompt] == h.expected(prompt)
+
+
+def test_a_more_important_prompt_goes_before_a_chunk_in_the_layers():
+    h, _, prompt = beside_a_stream()
+    urgent = h.add([5, 6, 7], 1, priority=-1)
+    h.step()
+    assert urgent in h.ended
+    assert h.runner.layered.is_busy
     h.run()
     assert h.tokens[prompt] == h.expected(prompt)
 

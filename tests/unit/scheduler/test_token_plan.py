@@ -45,7 +45,7 @@ class Bench:
 
     def plan(self) -> Plan:
         result = plan(self.schedule, self.budget, self.times)
-        assert result.load.tokens == sum(part.count for part in result.slices) <= self.budget.max_tokens
+        assert result.load().tokens == sum(part.count for part in result.slices) <= self.budget.max_tokens
         return result
 
     def commit(self, result: Plan, tokens: dict[TokenSequence, list[int]] | None = None):
