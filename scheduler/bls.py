@@ -46,9 +46,10 @@ class ModelCalls:
     """The `Services` of every custom model of a server. A call for one answer of a model that takes requests on any thread
     never sees the event loop: it is asked on the caller's thread, and delivers on its own.
 
-    A nested call has the deadline of the requests it serves and is cancelled when the last of them is. A call that
-    blocks its caller's instance is refused when it could never be answered, because all instances that could answer
-    it wait themselves, directly or not, for this caller.
+    A nested call has the deadline of the requests it serves and is cancelled when the last of them is, wherever
+    that finds them; when they end well, the instance that made it does it. A call that blocks its caller's instance is
+    refused when it could never be answered, because all instances that could answer it wait themselves, directly or
+    not, for this caller.
     """
 
     def __init__(self, models: Models, loop: asyncio.AbstractEventLoop) -> None:
