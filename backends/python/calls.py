@@ -38,7 +38,8 @@ class NestedCall:
     """A request that a model makes. `parents` are those it is executing meanwhile, [] for one made on its own account.
 
     `deliver` takes each response and, with True, the end; it may be called on any thread. `credits` counts the
-    responses that may still be delivered, `on_credit` is called when there are more.
+    responses that may still be delivered, `on_credit` is called when there are more. While it is open it `blocks` the run
+    that made it, and with `blocks_all` every run of the caller.
     """
 
     request: InferenceRequest
@@ -46,6 +47,7 @@ class NestedCall:
     caller: "PythonInstance"
     run: int
     blocks: bool
+    blocks_all: bool
     decoupled: bool
     deliver: Callable[[Outcome, bool], None]
     credits: int = WINDOW
@@ -147,7 +149,8 @@ class Calls:
         )
         request.outputs = _requested(asked.outputs)
         deliver = partial(self._deliver_later, instance, self._life, frame.call)
-        call = NestedCall(request, parents, instance, frame.batch, frame.blocks, frame.decoupled, deliver)
+        waits = (frame.blocks, frame.blocks_all)
+        call = NestedCall(request, parents, instance, frame.batch, *waits, frame.decoupled, deliver)
         self._open.add(frame.call, call)
         self._services.call(call)
 

@@ -82,6 +82,7 @@ class Runtime:
         self.link = link
         self.decoupled = False
         self.iterative = False
+        self.loop: asyncio.AbstractEventLoop | None = None  # that of `async def execute`, while it runs
         self.states: WeakValueDictionary[int, RequestState] = WeakValueDictionary()
         self._calls: WeakValueDictionary[int, PendingCall] = WeakValueDictionary()
         self._awaited: set[PendingCall] = set()  # by tasks that nothing else may hold
@@ -94,6 +95,14 @@ class Runtime:
             CallResponse: self._on_call_response,
             Reply: self._on_reply,
         }
+
+    @property
+    def is_on_loop(self) -> bool:
+        """Whether to wait here is to hold up every execution of this process."""
+        try:
+            return asyncio.get_running_loop() is self.loop
+        except RuntimeError:
+            return False
 
     # Calls to other models
 
