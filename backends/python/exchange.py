@@ -173,14 +173,13 @@ class Exchange:
         run = self._runs.get(frame.batch)
         if run is None:
             return
+        run.batch.executed(frame.start, frame.end)
         if frame.error is not None:
             run.batch.fail_all(error_of(frame.error))
             for index in range(len(run.batch.requests)):
                 self._end(run.first + index)
-        else:
-            run.batch.executed(frame.start, frame.end)
-            for number in frame.again:
-                self._reschedule(number)
+        for number in frame.again:
+            self._reschedule(number)
         self._longest = 0.0  # answers come by themselves: how long one takes is not known
         self._runs.end(run)
 
