@@ -125,6 +125,7 @@ class Child:
         except BaseException as error:
             text = describe(error)
         self._model = None
+        self._runtime.end()
         self._link.send(Finalized(text))
 
     def _on_order(self, order: Any, _: Unpacker) -> None:

@@ -96,6 +96,13 @@ class Runtime:
             Reply: self._on_reply,
         }
 
+    def end(self) -> None:
+        """The server waits for nothing more: what the model has left open, the interpreter drops when the link is gone."""
+        for state in list(self.states.values()):
+            state.closed = True
+        for call in list(self._calls.values()):
+            call.is_final = True
+
     @property
     def is_on_loop(self) -> bool:
         """Whether to wait here is to hold up every execution of this process."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import time
 from pathlib import Path
 
@@ -508,3 +509,24 @@ async def test_an_async_model_runs_the_requests_of_sequences_one_after_the_other
             model.infer(each)
         answers = [(await asyncio.wait_for(anext(each.stream), PATIENCE)).outputs[0].data.item() for each in asked]
         assert answers == [sum(range(number + 1)) for number in range(10)]
+
+
+async def test_a_sender_that_outlives_its_model_is_no_fault(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.kept = []
+    def execute(self, requests):
+        for r in requests:
+            self.kept.append(r.get_response_sender())
+            self.kept[-1].send(pb.InferenceResponse([pb.Tensor("OUT", r.inputs()[0].as_numpy())]))
+"""
+    caplog.set_level(logging.INFO)  # of what a process prints
+    async with loaded(tmp_path) as models:
+        model = await models.load("m", source, DECOUPLED)
+        asked = request()
+        model.infer(asked)
+        await asyncio.wait_for(anext(asked.stream), PATIENCE)
+        asked.stream.cancel()
+        await asyncio.wait_for(model.close(), PATIENCE)
+    assert "Exception ignored" not in caplog.text
