@@ -25,7 +25,7 @@ class Models(Protocol):
     async def load(
         self, name: str, config_override: str | None = None, files: Mapping[str, bytes] | None = None
     ) -> None: ...
-    async def unload(self, name: str, unload_dependents: bool = False) -> None: ...
+    async def unload(self, name: str, unload_dependents: bool = False, *, waits: bool = True) -> None: ...
 
 
 class ModelCalls:
@@ -150,7 +150,8 @@ class ModelCalls:
         if operation == "load":
             await self._models.load(model, argument or None, files or None)
         elif operation == "unload":
-            await self._models.unload(model, unload_dependents=bool(argument))
+            # the requests it would wait for may be those that the asking model is executing
+            await self._models.unload(model, unload_dependents=bool(argument), waits=False)
         else:
             value = float(await self._models.check_ready(model, argument))
         done(value, None)

@@ -411,3 +411,17 @@ class TritonPythonModel:
             ("unload", "other", False),
             ("load", "missing", None, None),
         ]
+
+
+async def test_a_model_that_unloads_itself_answers_first(tmp_path: Path) -> None:
+    source = """
+class TritonPythonModel:
+    def execute(self, requests):
+        pb.unload_model("me")
+        return [pb.InferenceResponse([pb.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+    async with loaded(tmp_path) as models:
+        me = await models.load("me", source)
+        assert await ask(me, [7]) == [[7]]
+        await asyncio.wait_for(me.close(), PATIENCE)
+        assert (await failure(me)).code is Code.UNAVAILABLE
