@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from backends.api.base import LiveModel, check_ready, is_ready
 from backends.api.errors import Code, ServingError
@@ -39,7 +39,7 @@ class Repository:
         self._lifecycle = Lifecycle(options, self._sources, loader, self._table, on_change or log_change)
         self._records = self._lifecycle.records
         self._start_up: frozenset[ModelId] | None = None  # None until `start` has tried them all
-        self._tasks = Tasks()  # loads, and the poller: what `close` cancels
+        self._tasks = Tasks()  # loads, unloads that nobody waits for, and the poller: what `close` cancels
 
     # Reading
 
@@ -177,18 +177,19 @@ class Repository:
         for model in models or [ModelId("", name)]:
             await self._tasks.run(self._lifecycle.load(model, override))
 
-    async def unload(self, name: str, unload_dependents: bool = False) -> None:
+    async def unload(self, name: str, unload_dependents: bool = False, *, waits: bool = True) -> None:
         """Take a model down and return once its requests are answered and its memory is given back.
 
         It refuses new requests at once, whether or not the caller stays. Nothing for an unknown model.
         `unload_dependents`: the models of an ensemble's steps go too, those aside that another ensemble needs.
+        `waits` False: return when it takes nothing more, for a caller whom its requests may be waiting for.
         """
         self._check_control_allowed()
         known = self._known(name)
         if not known:
             log.info("unload of model '%s', which was never loaded: nothing to do", name)
         for model in known:
-            await self._unload(self._records[model], unload_dependents)
+            await self._unload(self._records[model], unload_dependents, waits=waits)
 
     async def poll(self) -> None:
         """One look at the disk: load what is new or changed, take down what is gone. Failures stay in the index."""
@@ -209,13 +210,21 @@ class Repository:
         await self._tasks.stop()
         await self._lifecycle.take_all_down()
 
-    async def _unload(self, record: Record, unload_dependents: bool) -> None:
-        steps = record.steps
+    async def _unload(self, record: Record, unload_dependents: bool, *, waits: bool = True) -> None:
+        steps = record.steps if unload_dependents else ()
         await self._lifecycle.take_down(record)
+        rest = self._finish_unload(record, steps)
+        if waits:
+            await rest
+        else:
+            self._tasks.spawn(rest)
+
+    async def _finish_unload(self, record: Record, steps: Sequence[ModelId]) -> None:
+        """Its requests are answered first; then go those of `steps` that nothing else needs."""
         if record.drains:
             await asyncio.wait(record.drains)
         needed = needed_by(self._records.values())
-        for step in steps if unload_dependents else ():
+        for step in steps:
             if step not in needed and step in self._records:
                 await self._unload(self._records[step], unload_dependents=True)
 

@@ -68,7 +68,7 @@ class Answering:
         times = request.times
         times.compute_output_start = times.compute_end = time.monotonic()
         self.statistics.executed(rows, times)
-        self.statistics.succeeded([times])
+        self.statistics.succeeded([times], rows)
         request.stream.finish(last)
 
     def _fail(self, request: InferenceRequest, error: ServingError) -> None:

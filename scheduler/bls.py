@@ -2,22 +2,16 @@
 
 import asyncio
 import logging
-import threading
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from backends.api.base import LiveModel
 from backends.api.checks import check_inputs, check_outputs
 from backends.api.errors import Code, ServingError
 from backends.api.request import InferenceResponse
 from backends.python.calls import NestedCall
-from scheduler.stalls import Work, is_stuck
-
-if TYPE_CHECKING:
-    from backends.python.instance import PythonInstance
-    from backends.python.runs import Run
+from scheduler.nested_waits import NestedWaits
 
 _LOG = logging.getLogger(__name__)
 CLOSING = "closing"  # the reason of a model that refuses because it is being unloaded or replaced
@@ -31,32 +25,24 @@ class Models(Protocol):
     async def load(
         self, name: str, config_override: str | None = None, files: Mapping[str, bytes] | None = None
     ) -> None: ...
-    async def unload(self, name: str, unload_dependents: bool = False) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Waits:
-    """A blocking call under way: who makes it, and the model it asks."""
-
-    call: NestedCall
-    model: LiveModel
+    async def unload(self, name: str, unload_dependents: bool = False, *, waits: bool = True) -> None: ...
 
 
 class ModelCalls:
     """The `Services` of every custom model of a server. A call for one answer of a model that takes requests on any thread
     never sees the event loop: it is asked on the caller's thread, and delivers on its own.
 
-    A nested call has the deadline of the requests it serves and is cancelled when the last of them is. A call that
-    blocks its caller's instance is refused when it could never be answered, because all instances that could answer
-    it wait themselves, directly or not, for this caller.
+    A nested call has the deadline of the requests it serves and is cancelled when the last of them is, wherever
+    that finds them; when they end well, the instance that made it does it. A call that blocks its caller's instance is
+    refused when it could never be answered, because all instances that could answer it wait themselves, directly or
+    not, for this caller.
     """
 
     def __init__(self, models: Models, loop: asyncio.AbstractEventLoop) -> None:
         self._models = models
         self._loop = loop
         self._tasks: set[asyncio.Task[None]] = set()
-        self._lock = threading.Lock()  # whoever looks at what waits for what must also have his own wait in it
-        self._waits: dict[tuple[PythonInstance, int], _Waits] = {}  # by the execution that waits
+        self._waits = NestedWaits()
 
     def call(self, call: NestedCall) -> None:
         try:
@@ -102,16 +88,16 @@ class ModelCalls:
         """On the caller's thread. Raises ServingError, and has delivered nothing then."""
         stream = call.request.stream
         _check(call, model)
-        self._begin_wait(call, model)
+        self._waits.begin(call, model)
         try:
             _cancel_with_parents(call)
             model.infer(call.request)
         except BaseException:
-            self._end_wait(call)
+            self._waits.end(call)
             raise
 
         def deliver() -> None:
-            self._end_wait(call)
+            self._waits.end(call)
             outcome: InferenceResponse | ServingError | None
             try:
                 outcome = next(iter(stream.poll()), None)
@@ -125,26 +111,14 @@ class ModelCalls:
         request = call.request
         model = self._models.find(request.model, request.version)
         _check(call, model)
-        self._begin_wait(call, model)
+        self._waits.begin(call, model)
         try:
             _cancel_with_parents(call)
             model.infer(request)
             await self._relay(call)
         finally:
             request.stream.cancel("the caller has ended")
-            self._end_wait(call)
-
-    def _begin_wait(self, call: NestedCall, model: LiveModel) -> None:
-        """Raises ServingError(UNAVAILABLE) for a call that would wait for itself."""
-        if call.blocks:
-            with self._lock:
-                self._check_answerable(call, model)
-                self._waits[call.caller, call.run] = _Waits(call, model)
-
-    def _end_wait(self, call: NestedCall) -> None:
-        if call.blocks:
-            with self._lock:
-                self._waits.pop((call.caller, call.run), None)
+            self._waits.end(call)
 
     async def _relay(self, call: NestedCall) -> None:
         room = asyncio.Event()
@@ -176,44 +150,11 @@ class ModelCalls:
         if operation == "load":
             await self._models.load(model, argument or None, files or None)
         elif operation == "unload":
-            await self._models.unload(model, unload_dependents=bool(argument))
+            # the requests it would wait for may be those that the asking model is executing
+            await self._models.unload(model, unload_dependents=bool(argument), waits=False)
         else:
             value = float(await self._models.check_ready(model, argument))
         done(value, None)
-
-    def _check_answerable(self, call: NestedCall, model: LiveModel) -> None:
-        """Raise ServingError(UNAVAILABLE) for a call that would wait for itself."""
-        backend = getattr(model, "backend", None)
-        instances: list[PythonInstance] = getattr(backend, "instances", [])
-        if not instances or any(instance.has_room for instance in instances):
-            return
-        busy = [(instance, run.number) for instance in instances for run in instance.executing]
-        if busy and is_stuck((call.caller, call.run), {(call.caller, call.run): busy}, self._next_of):
-            raise ServingError(
-                Code.UNAVAILABLE,
-                f"model '{call.caller.model}' calls model '{call.request.model}', of which every instance waits for "
-                f"this call to end: give '{call.request.model}' more instances, or do not call it while it calls back",
-                reason="nested_call_deadlock",
-            )
-
-    def _next_of(self, work: Work) -> list[Work] | None:
-        """What an execution waits for, any of which would do; None for one that is not waiting."""
-        waits = self._waits.get(work)
-        if waits is None:
-            return None
-        backend = getattr(waits.model, "backend", None)
-        instances: list[PythonInstance] = getattr(backend, "instances", [])
-        if not instances:
-            return None
-        for instance in instances:
-            for run in instance.runs:
-                if any(request is waits.call.request for request in run.batch.requests):
-                    executing = instance.executing
-                    return [(instance, each.number) for each in ([run] if run in executing else executing)]
-        runs: list[tuple[PythonInstance, Run]] = [(each, run) for each in instances for run in each.executing]
-        if any(instance.has_room for instance in instances):
-            return None
-        return [(instance, run.number) for instance, run in runs]
 
 
 def _check(call: NestedCall, model: LiveModel) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from backends.api.errors import ServingError
@@ -58,6 +59,12 @@ class Endings:
         """All its answers have been put on its stream before."""
         self._end(waiting, partial(self._finish, waiting))
 
+    def rescheduled(self, waiting: Waiting) -> None:
+        """It has run and stays open to run once more: as in Triton, this counts as a request, from when it was queued."""
+        times = waiting.request.times
+        self._statistics.succeeded([replace(times, received=times.queued)], waiting.rows)
+        times.queued = times.compute_end
+
     def _end(self, waiting: Waiting, act: Callable[[], None]) -> None:
         if self._order is None:
             act()
@@ -72,18 +79,19 @@ class Endings:
         if waiting.request.stream.ended:
             self._count(waiting, Failure.CANCELED)
         else:
-            self._statistics.succeeded([waiting.request.times])
+            self._statistics.succeeded([waiting.request.times], waiting.rows)
             waiting.request.stream.finish()
 
     def _answer(self, batch: Sequence[Waiting], responses: Sequence[InferenceResponse]) -> None:
-        answered = []
+        answered, rows = [], 0
         for waiting, response in zip(batch, responses, strict=True):
             if waiting.request.stream.ended:
                 self._count(waiting, Failure.CANCELED)
             else:
                 answered.append(waiting.request.times)
+                rows += waiting.rows
                 self._keep(waiting, response.outputs)
-        self._statistics.succeeded(answered)
+        self._statistics.succeeded(answered, rows)
         for waiting, response in zip(batch, responses, strict=True):
             response.id = waiting.request.id
         finish_all((waiting.request.stream, response) for waiting, response in zip(batch, responses, strict=True))

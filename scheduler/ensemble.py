@@ -162,7 +162,7 @@ class EnsembleModel:
             self.statistics.failed(reason, times.compute_end - (times.received or times.queued))
             return
         self.statistics.executed(run.num_rows, times)
-        self.statistics.succeeded([times])
+        self.statistics.succeeded([times], run.num_rows)
         if self._cache is not None and key is not None and end is not None:
             start = time.monotonic()
             self._cache.put(key, end.outputs)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 
 from backends.api.errors import Code, ServingError
-from backends.api.request import InferenceRequest, InferenceResponse
+from backends.api.request import InferenceRequest, InferenceResponse, Times
 from backends.api.statistics import Failure, ModelStatistics
 from backends.api.tensor import Tensor
 from scheduler.batch import Waiting
@@ -56,18 +56,14 @@ class RunningBatch:
     def executed(self, input_end: float, output_start: float) -> None:
         """The model was called once and has returned. Times are of `time.monotonic()`."""
         end = time.monotonic()
-        rows = 0
-        for index, request in enumerate(self.requests):
-            if index in self._open:
-                times = request.times
-                times.compute_start = self._start
-                times.compute_input_end = input_end
-                times.compute_output_start = output_start
-                times.compute_end = end
-            rows += self._layout.rows_of(request)
-        times = self.requests[0].times
-        if times.compute_start:
-            self._statistics.executed(rows, times)
+        for index in self._open:
+            times = self.requests[index].times
+            times.compute_start = self._start
+            times.compute_input_end = input_end
+            times.compute_output_start = output_start
+            times.compute_end = end
+        ran = Times(self._start, self._start, self._start, input_end, output_start, end)
+        self._statistics.executed(sum(waiting.rows for waiting in self._batch), ran)
 
     def answer(self, outcomes: Sequence["InferenceResponse | ServingError"]) -> None:
         """The one outcome of each request."""
@@ -129,6 +125,7 @@ class RunningBatch:
         if index in self._open:
             del self._open[index]
             self._batch[index].again = True
+            self._endings.rescheduled(self._batch[index])
 
     def fail(self, index: int, error: ServingError, reason: Failure = Failure.BACKEND) -> None:
         if index not in self._open:

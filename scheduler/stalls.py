@@ -1,20 +1,16 @@
 """Whether work that waits for other work can ever go on: the deadlocks of nested calls, decided from a snapshot."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 Work = Any  # hashable
 
 
-def is_stuck(
-    work: Hashable,
-    assumed: Mapping[Hashable, Sequence[Hashable]],
-    next_of: Callable[[Any], Sequence[Hashable] | None],
-) -> bool:
+def is_stuck(work: Hashable, next_of: Callable[[Any], Sequence[Hashable] | None]) -> bool:
     """Whether `work` waits for nothing but work that waits, in the end for itself.
 
     `next_of` gives what each work waits for, the end of any of which is enough, and None for work that goes on by
-    itself; `assumed` overrides it. All waiting is for any one, so this is: can no work that goes on be reached?
+    itself. All waiting is for any one, so this is: can no work that goes on be reached?
     """
     seen: set[Hashable] = set()
     todo = [work]
@@ -23,7 +19,7 @@ def is_stuck(
         if each in seen:
             continue
         seen.add(each)
-        following = assumed[each] if each in assumed else next_of(each)
+        following = next_of(each)
         if following is None:
             return False
         todo += following

@@ -145,7 +145,6 @@ class ModelStatistics:
             counts = self._counts
             counts.last_inference = round(time.time() * 1000)
             counts.execution_count += 1
-            counts.inference_count += rows
             batch = counts.batch_stats.get(rows)
             if batch is None:
                 batch = counts.batch_stats[rows] = BatchStatistics()
@@ -153,8 +152,8 @@ class ModelStatistics:
             batch.compute_infer.add(times.compute_output_start - times.compute_input_end)
             batch.compute_output.add(times.compute_end - times.compute_output_start)
 
-    def succeeded(self, requests: Sequence[Times]) -> None:
-        """These requests of one execution got their answers."""
+    def succeeded(self, requests: Sequence[Times], rows: int) -> None:
+        """These requests of one execution, of `rows` rows together, got their answers."""
         if not requests:
             return
         total = 0.0
@@ -164,6 +163,7 @@ class ModelStatistics:
                 total += whole
                 self._counts.request_latencies.add(whole)
             self._counts.success.add(total, len(requests))
+            self._counts.inference_count += rows
             self._computed(requests)
 
     def failed(self, reason: Failure, seconds: float = 0.0, executed: Times | None = None) -> None:

@@ -21,6 +21,7 @@ from backends.python.frames import (
     Reply,
     ResponseFrame,
 )
+from backends.python.open_calls import OpenCalls
 from backends.python.packing import Unpacker
 from backends.python.responses import pack_response, parameters_of, tensor_of
 
@@ -37,7 +38,8 @@ class NestedCall:
     """A request that a model makes. `parents` are those it is executing meanwhile, [] for one made on its own account.
 
     `deliver` takes each response and, with True, the end; it may be called on any thread. `credits` counts the
-    responses that may still be delivered, `on_credit` is called when there are more.
+    responses that may still be delivered, `on_credit` is called when there are more. While it is open it `blocks` the run
+    that made it, and with `blocks_all` every run of the caller.
     """
 
     request: InferenceRequest
@@ -45,6 +47,7 @@ class NestedCall:
     caller: "PythonInstance"
     run: int
     blocks: bool
+    blocks_all: bool
     decoupled: bool
     deliver: Callable[[Outcome, bool], None]
     credits: int = WINDOW
@@ -93,7 +96,7 @@ class Calls:
     def __init__(self, services: Services, metrics: CustomMetrics) -> None:
         self._services = services
         self._metrics = metrics
-        self._open: dict[int, NestedCall] = {}
+        self._open = OpenCalls()
         self._life = 0  # answers to a process that has ended must not reach the next one
 
     def handle(self, instance: "PythonInstance", frame: object, unpacker: Unpacker) -> None:
@@ -101,8 +104,9 @@ class Calls:
             case Call():
                 self._call(instance, frame, unpacker)
             case CancelCall(number):
-                if number in self._open:
-                    self._open[number].request.stream.cancel("the caller cancelled its call")
+                call = self._open.get(number)
+                if call is not None:
+                    call.request.stream.cancel("the caller cancelled its call")
             case Grant(number, num_more):
                 self._grant(number, num_more)
             case Control():
@@ -112,11 +116,15 @@ class Calls:
             case Measure():
                 self._measure(instance, frame)
 
+    def request_ended(self, request: InferenceRequest) -> None:
+        """Nobody waits for what was asked for this request alone."""
+        for call in self._open.orphans(request):
+            call.request.stream.cancel("the requests it was made for have ended")
+
     def process_ended(self, instance: "PythonInstance") -> None:
         """Nobody waits for the answers any more."""
         self._life += 1
-        calls, self._open = list(self._open.values()), {}
-        for call in calls:
+        for call in self._open.clear():
             call.request.stream.cancel("the calling model's process has ended")
 
     def close(self, instance: "PythonInstance") -> None:
@@ -141,8 +149,9 @@ class Calls:
         )
         request.outputs = _requested(asked.outputs)
         deliver = partial(self._deliver_later, instance, self._life, frame.call)
-        call = NestedCall(request, parents, instance, frame.batch, frame.blocks, frame.decoupled, deliver)
-        self._open[frame.call] = call
+        waits = (frame.blocks, frame.blocks_all)
+        call = NestedCall(request, parents, instance, frame.batch, *waits, frame.decoupled, deliver)
+        self._open.add(frame.call, call)
         self._services.call(call)
 
     def _deliver_later(self, instance: "PythonInstance", life: int, number: int, outcome: Outcome, final: bool) -> None:
@@ -152,7 +161,7 @@ class Calls:
         if life != self._life:
             return
         if final:
-            self._open.pop(number, None)
+            self._open.remove(number)
         packer = instance.packer()
         response = None
         if isinstance(outcome, ServingError):

@@ -113,7 +113,7 @@ class Child:
             model, self._runtime, order.args["model_instance_name"], order.decoupled
         )
         if has_is_ready:
-            Readiness(model, self._link, lambda: execution.loop)
+            Readiness(model, self._link, lambda: self._runtime.loop)
         self._link.send(Initialized(is_async, has_is_ready))
         execution.serve(self._orders, is_async)
 
@@ -125,6 +125,7 @@ class Child:
         except BaseException as error:
             text = describe(error)
         self._model = None
+        self._runtime.end()
         self._link.send(Finalized(text))
 
     def _on_order(self, order: Any, _: Unpacker) -> None:

@@ -28,7 +28,8 @@ _LOG = logging.getLogger("tidegate.model")
 class Exchange:
     """The owner of the batches in the process. On the instance's thread, but for `executing`.
 
-    `send` takes a frame and its tensors, `post` leaves a note for the instance's thread.
+    `send` takes a frame and its tensors, `post` leaves a note for the instance's thread, `ended` is told of each request
+    that has ended while the process lives.
     """
 
     def __init__(
@@ -39,12 +40,14 @@ class Exchange:
         packer: Callable[[], Packer],
         send: Callable[..., None],
         post: Callable[[Callable[[], None]], None],
+        ended: Callable[[InferenceRequest], None],
     ) -> None:
         self._names = (config.name, version)
         self._outputs = [spec.name for spec in config.outputs]
         self._packer = packer
         self._send = send
         self._post = post
+        self._ended = ended
         self._decoupled = config.decoupled
         self._iterative = config.sequence_batching is not None and config.sequence_batching.iterative_sequence
         self._runs = Runs(options)
@@ -164,20 +167,19 @@ class Exchange:
         self._runs.end(run)
         run.batch.answer(outcomes)
         for index in range(len(outcomes)):
-            self._forget(run.first + index)
+            self._end(run.first + index)
 
     def on_executed(self, frame: Executed, _: Unpacker) -> None:
         run = self._runs.get(frame.batch)
         if run is None:
             return
+        run.batch.executed(frame.start, frame.end)
         if frame.error is not None:
             run.batch.fail_all(error_of(frame.error))
             for index in range(len(run.batch.requests)):
-                self._forget(run.first + index)
-        else:
-            run.batch.executed(frame.start, frame.end)
-            for number in frame.again:
-                self._reschedule(number)
+                self._end(run.first + index)
+        for number in frame.again:
+            self._reschedule(number)
         self._longest = 0.0  # answers come by themselves: how long one takes is not known
         self._runs.end(run)
 
@@ -203,7 +205,7 @@ class Exchange:
             if count:
                 self._send(Grant(frame.request, count))
         if frame.final or not run.batch.is_open(index):
-            self._forget(frame.request)
+            self._end(frame.request)
 
     def _reschedule(self, number: int) -> None:
         if not self._iterative:
@@ -238,7 +240,14 @@ class Exchange:
         run, index = known
         run.batch.cancelled(index)
         self._send(Cancel([number]))
+        self._end(number)
+
+    def _end(self, number: int) -> None:
+        known = self._runs.find(number)
         self._forget(number)
+        if known is not None:
+            run, index = known
+            self._ended(run.batch.requests[index])
 
     def _forget(self, number: int) -> None:
         self._windows.close(number)

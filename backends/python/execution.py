@@ -25,7 +25,6 @@ class Execution:
         self._instance = instance
         self._decoupled = decoupled
         self._batches: deque[tuple[int, list[InferenceRequest]]] = deque()
-        self.loop: asyncio.AbstractEventLoop | None = None  # that of `async def execute`, while it runs
         self._news: asyncio.Event | None = None
 
     def serve(self, orders: deque[Any], is_async: bool) -> None:
@@ -53,11 +52,12 @@ class Execution:
 
     def interrupt(self) -> None:
         """Something has come, on whatever thread."""
-        if self.loop is not None and self._news is not None:
-            self.loop.call_soon_threadsafe(self._news.set)
+        loop = self._runtime.loop
+        if loop is not None and self._news is not None:
+            loop.call_soon_threadsafe(self._news.set)
 
     async def _serve_concurrently(self, orders: deque[Any]) -> None:
-        self.loop = loop = asyncio.get_running_loop()
+        self._runtime.loop = loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._runtime.watch(loop)
         tasks: set[asyncio.Task[None]] = set()
@@ -74,7 +74,7 @@ class Execution:
                 await asyncio.wait(tasks)
         finally:
             self._runtime.unwatch(loop)
-            self.loop = None
+            self._runtime.loop = None
 
     def _execute(self, number: int, requests: list[InferenceRequest]) -> None:
         token = current_batch.set(number)

@@ -177,11 +177,15 @@ class Response(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A request to another model, made while `batch` is executed (-1: outside of any); `blocks`: execute waits for it."""
+    """A request to another model, made while `batch` is executed (-1: outside of any).
+
+    `blocks`: execute waits for it, and with `blocks_all` every other execution of the process too.
+    """
 
     call: int
     batch: int
     blocks: bool
+    blocks_all: bool
     model: str
     version: str
     decoupled: bool

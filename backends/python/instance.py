@@ -71,7 +71,9 @@ class PythonInstance:
         self._calls = calls
         self._supervisor = supervisor
         self._is_stateful = config.sequence_batching is not None
-        self._exchange = Exchange(config, version, options, self.packer, self.send, self.mailbox.post)
+        self._exchange = Exchange(
+            config, version, options, self.packer, self.send, self.mailbox.post, calls.request_ended
+        )
         self._questions = Questions(self.send)
         self._handlers: dict[type, Callable[[Any, Unpacker], None]] = {
             Answers: self._exchange.on_answers,

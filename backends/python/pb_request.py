@@ -160,7 +160,8 @@ class InferenceRequest:
     def exec(self, decoupled: bool = False, execution_timeout: int = 0) -> "InferenceResponse | ResponseIterator":
         """Ask the model and wait. With `decoupled`, an iterator over its responses; else its one response.
 
-        What goes wrong there comes as the response's error. `execution_timeout` is in microseconds.
+        What goes wrong there comes as the response's error. `execution_timeout` is in microseconds. In `async def
+        execute` nothing else happens meanwhile: `async_exec` is for there.
         """
         call = self._start(decoupled, execution_timeout, blocks=True)
         if decoupled:
@@ -195,7 +196,8 @@ class InferenceRequest:
             inputs = [packer.pack(t._name, t._datatype, t._shape, t.contents) for t in self._inputs]
             fields = (self._flags, timeout or self._timeout, self._parameters, self._outputs, inputs)
             request = RequestFrame(number, self._id, self._correlation_id, *fields, CALL_WINDOW)
-            return Call(number, batch, blocks and batch != NO_BATCH, self._model_name, version, decoupled, request)
+            waits = (blocks and batch != NO_BATCH, blocks and runtime().is_on_loop)
+            return Call(number, batch, *waits, self._model_name, version, decoupled, request)
 
         return runtime().start_call(make)
 

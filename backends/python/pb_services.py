@@ -125,6 +125,7 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+    """Have a model take no new requests. It goes once it has answered those it has, for which this does not wait."""
     _control("unload", model_name, "1" if unload_dependents else "")
 
 

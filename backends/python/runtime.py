@@ -56,10 +56,11 @@ class RequestState:
 
 
 class PendingCall:
-    """A request to another model on its way."""
+    """A request to another model on its way. One whose last reference goes before its end is cancelled."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, link: Link, number: int) -> None:
         self.number = number
+        self._link = link
         self.responses: deque[Any] = deque()
         self.is_final = False
         self.on_change: Callable[[], object] | None = None
@@ -67,6 +68,11 @@ class PendingCall:
     @property
     def has_news(self) -> bool:
         return self.is_final or bool(self.responses)
+
+    def __del__(self) -> None:
+        if not self.is_final:
+            number = self.number
+            self._link.drop(lambda: CancelCall(number))
 
 
 class Runtime:
@@ -76,8 +82,10 @@ class Runtime:
         self.link = link
         self.decoupled = False
         self.iterative = False
+        self.loop: asyncio.AbstractEventLoop | None = None  # that of `async def execute`, while it runs
         self.states: WeakValueDictionary[int, RequestState] = WeakValueDictionary()
-        self._calls: dict[int, PendingCall] = {}
+        self._calls: WeakValueDictionary[int, PendingCall] = WeakValueDictionary()
+        self._awaited: set[PendingCall] = set()  # by tasks that nothing else may hold
         self._replies: dict[int, Reply | None] = {}
         self._numbers = count(1)
         self._watched: dict[asyncio.AbstractEventLoop, int] = {}
@@ -88,10 +96,25 @@ class Runtime:
             Reply: self._on_reply,
         }
 
+    def end(self) -> None:
+        """The server waits for nothing more: what the model has left open, the interpreter drops when the link is gone."""
+        for state in list(self.states.values()):
+            state.closed = True
+        for call in list(self._calls.values()):
+            call.is_final = True
+
+    @property
+    def is_on_loop(self) -> bool:
+        """Whether to wait here is to hold up every execution of this process."""
+        try:
+            return asyncio.get_running_loop() is self.loop
+        except RuntimeError:
+            return False
+
     # Calls to other models
 
     def start_call(self, make: Callable[[Packer, int], Call]) -> PendingCall:
-        call = PendingCall(next(self._numbers))
+        call = PendingCall(self.link, next(self._numbers))
         self._calls[call.number] = call
         self.link.send_packed(lambda packer: make(packer, call.number))
         return call
@@ -120,12 +143,14 @@ class Runtime:
             return
         future: asyncio.Future[None] = loop.create_future()
         call.on_change = lambda: loop.call_soon_threadsafe(_complete, future)
+        self._awaited.add(call)
         self.watch(loop)
         try:
             if not call.has_news:
                 await future
         finally:
             call.on_change = None
+            self._awaited.discard(call)
             self.unwatch(loop)
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -169,15 +194,15 @@ class Runtime:
             state.credits += frame.num_more
 
     def _on_call_response(self, frame: CallResponse, unpacker: Unpacker) -> None:
+        # taken for nobody too: that gives the memory they lie in back
+        tensors = [] if frame.response is None else [take_tensor(each, unpacker) for each in frame.response.tensors]
         call = self._calls.get(frame.call)
         if call is None:
             return
         if frame.response is not None:
-            tensors = [take_tensor(each, unpacker) for each in frame.response.tensors]
             call.responses.append((tensors, frame.response))
         if frame.final:
             call.is_final = True
-            del self._calls[frame.call]
         if call.on_change is not None:
             call.on_change()
 

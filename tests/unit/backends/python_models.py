@@ -63,8 +63,11 @@ class Models:
         if name == "missing":
             raise ServingError(Code.NOT_FOUND, "failed to load 'missing', no such model")
 
-    async def unload(self, name: str, unload_dependents: bool = False) -> None:
+    async def unload(self, name: str, unload_dependents: bool = False, *, waits: bool = True) -> None:
         self.log.append(("unload", name, unload_dependents))
+        closing = [asyncio.ensure_future(self.models[name].close())] if name in self.models else []
+        if waits:
+            await asyncio.gather(*closing)
 
 
 class Loaded:

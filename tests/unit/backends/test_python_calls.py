@@ -240,6 +240,51 @@ class TritonPythonModel:
         assert await ask(me, [0]) == [[0]]
 
 
+ON_THE_LOOP = (
+    CALLER
+    + """
+class TritonPythonModel:
+    async def execute(self, requests):
+        out = []
+        for r in requests:
+            x = r.inputs()[0].as_numpy()
+            if x.flat[0] <= 0:
+                out.append(pb.InferenceResponse([pb.Tensor("OUT", x)]))
+                continue
+            asked = call("%s", x - 1)
+            out.append(answer(%s))
+        return out
+"""
+)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_exec_on_the_event_loop_of_the_model_it_asks_is_refused(tmp_path: Path, count: int) -> None:
+    async with loaded(tmp_path) as models:
+        config = ONE_INT + f"instance_group [ {{ kind: KIND_CPU count: {count} }} ]"
+        me = await models.load("me", ON_THE_LOOP % ("me", "asked.exec()"), config)
+        outcomes = await asyncio.gather(*(failure(me, [1]) for _ in range(5)))
+        assert {error.code for error in outcomes} == {Code.UNAVAILABLE}
+        assert "await async_exec() in place of exec()" in outcomes[0].message
+        assert await ask(me, [0]) == [[0]]
+
+
+async def test_a_call_back_to_a_model_whose_event_loop_waits_for_it_is_refused(tmp_path: Path) -> None:
+    async with loaded(tmp_path) as models:
+        me = await models.load("me", ON_THE_LOOP % ("other", "asked.exec()"))
+        await models.load("other", forward("me"))
+        error = await failure(me, [1])
+        assert (error.code, "'other' calls model 'me'" in error.message) == (Code.UNAVAILABLE, True)
+        assert await ask(me, [0]) == [[0]]
+
+
+@pytest.mark.parametrize("way", ["await asked.async_exec()", "await asyncio.to_thread(asked.exec)"])
+async def test_a_model_may_call_itself_beside_its_event_loop(tmp_path: Path, way: str) -> None:
+    async with loaded(tmp_path) as models:
+        me = await models.load("me", ON_THE_LOOP % ("me", way))
+        assert await asyncio.gather(ask(me, [2]), ask(me, [1])) == [[[0]], [[0]]]
+
+
 async def test_a_model_with_a_second_instance_may_call_itself(tmp_path: Path) -> None:
     source = (
         CALLER
@@ -366,3 +411,17 @@ class TritonPythonModel:
             ("unload", "other", False),
             ("load", "missing", None, None),
         ]
+
+
+async def test_a_model_that_unloads_itself_answers_first(tmp_path: Path) -> None:
+    source = """
+class TritonPythonModel:
+    def execute(self, requests):
+        pb.unload_model("me")
+        return [pb.InferenceResponse([pb.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
+"""
+    async with loaded(tmp_path) as models:
+        me = await models.load("me", source)
+        assert await ask(me, [7]) == [[7]]
+        await asyncio.wait_for(me.close(), PATIENCE)
+        assert (await failure(me)).code is Code.UNAVAILABLE

@@ -97,6 +97,6 @@ def test_frames_are_the_same_without_msgspec() -> None:
     )
     plain = [*request[:-2], [list(request.inputs[0])], request.window]
     assert rebuild(Work, [[[1, [plain]]]]) == Work([Batch(1, [request])])
-    assert rebuild(Call, [1, 2, True, "m", "", False, plain]) == Call(1, 2, True, "m", "", False, request)
+    assert rebuild(Call, [1, 2, True, False, "m", "", False, plain]) == Call(1, 2, True, False, "m", "", False, request)
     response = [[["x", "FP32", [1], 4, -1]], {}, ["INTERNAL", "text"]]
     assert rebuild(ResponseFrame, response).error.message == "text"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import time
 from pathlib import Path
 
@@ -77,6 +78,36 @@ async def test_a_failure_is_told_to_its_request_and_the_model_goes_on(tmp_path: 
             assert await ask(model, [7]) == [[7]]
         counts = model.statistics.snapshot()
         assert (counts.fail.count, counts.success.count) == (len(FAILURES), len(FAILURES))
+
+
+ENDINGS = {  # of a decoupled request: what is counted of success, inference, fail and execution
+    "s.send(out, FINAL)": (1, 1, 0, 1),
+    "s.send(out); s.send(flags=FINAL)": (1, 1, 0, 1),
+    "s.send(flags=FINAL)": (1, 1, 0, 1),
+    "s.send(out)": (0, 0, 1, 1),
+    "s.send(out); raise ValueError()": (0, 0, 1, 1),
+    "s.send(out, FINAL); raise ValueError()": (1, 1, 0, 1),
+    "s.send(pb.InferenceResponse(error=pb.TritonError('no')), FINAL)": (0, 0, 1, 1),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+async def test_a_decoupled_request_is_an_inference_where_it_is_a_success(tmp_path: Path, ending: str) -> None:
+    source = f"""
+FINAL = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+class TritonPythonModel:
+    def execute(self, requests):
+        s, out = requests[0].get_response_sender(), pb.InferenceResponse([pb.Tensor("OUT", np.array([[1]], np.int32))])
+        {ending}
+"""
+    async with loaded(tmp_path) as models:
+        model = await models.load("m", source, DECOUPLED)
+        for _ in range(3):
+            await asyncio.gather(ask(model), return_exceptions=True)
+        await model.close()
+        counts = model.statistics.snapshot()
+        found = (counts.success.count, counts.inference_count, counts.fail.count, counts.execution_count)
+        assert found == tuple(3 * each for each in ENDINGS[ending])
 
 
 async def test_requests_that_wait_together_are_executed_together_and_each_gets_its_own(tmp_path: Path) -> None:
@@ -478,3 +509,24 @@ async def test_an_async_model_runs_the_requests_of_sequences_one_after_the_other
             model.infer(each)
         answers = [(await asyncio.wait_for(anext(each.stream), PATIENCE)).outputs[0].data.item() for each in asked]
         assert answers == [sum(range(number + 1)) for number in range(10)]
+
+
+async def test_a_sender_that_outlives_its_model_is_no_fault(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.kept = []
+    def execute(self, requests):
+        for r in requests:
+            self.kept.append(r.get_response_sender())
+            self.kept[-1].send(pb.InferenceResponse([pb.Tensor("OUT", r.inputs()[0].as_numpy())]))
+"""
+    caplog.set_level(logging.INFO)  # of what a process prints
+    async with loaded(tmp_path) as models:
+        model = await models.load("m", source, DECOUPLED)
+        asked = request()
+        model.infer(asked)
+        await asyncio.wait_for(anext(asked.stream), PATIENCE)
+        asked.stream.cancel()
+        await asyncio.wait_for(model.close(), PATIENCE)
+    assert "Exception ignored" not in caplog.text

@@ -74,7 +74,7 @@ async def test_a_request_is_executed_until_the_model_answers_it_and_starts_once(
         assert second[0][1]["ID"] not in (0, number)
         assert own == [[1, {"IN": 1, "START": 1, "ID": 77}]]
         counts = model.statistics.snapshot()
-        assert (counts.success.count, counts.execution_count) == (3, 6)
+        assert (counts.success.count, counts.inference_count, counts.execution_count) == (6, 6, 6)
 
 
 async def test_a_sequence_id_of_the_caller_s_needs_start_every_time(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_a_model_s_counts_have_triton_s_names_labels_and_microseconds(model: Cou
         received=1.0, queued=1.0, compute_start=1.1, compute_input_end=1.2, compute_output_start=1.4, compute_end=1.5
     )
     model.statistics.executed(2, times)
-    model.statistics.succeeded([times])
+    model.statistics.succeeded([times], 2)
     model.statistics.failed(Failure.REJECTED)
     metrics = Metrics(lambda: [model])
     labels = (("_team", "a"), ("model", "m"), ("version", "1"))
@@ -130,7 +130,7 @@ def test_a_model_s_counts_have_triton_s_names_labels_and_microseconds(model: Cou
 def test_latency_histograms_count_each_request_once_in_growing_buckets(model: CountedModel) -> None:
     for seconds in (0.0002, 0.02, 100.0):
         times = Times(received=1.0, queued=1.0, compute_start=1.0, compute_end=1.0 + seconds)
-        model.statistics.succeeded([times])
+        model.statistics.succeeded([times], 1)
     metrics = Metrics(lambda: [model])
     name = "tidegate_inference_request_duration_seconds"
     buckets = {dict(key)["le"]: value for key, value in values(metrics, name + "_bucket").items()}
@@ -194,7 +194,8 @@ def test_a_summary_forgets_what_is_older_than_its_window(model: CountedModel) ->
     summaries = Summaries((0.5,), lambda: now[0])
 
     def median(*durations: float) -> float:
-        model.statistics.succeeded([Times(queued=1.0, compute_start=1.0, compute_end=1.0 + each) for each in durations])
+        times = [Times(queued=1.0, compute_start=1.0, compute_end=1.0 + each) for each in durations]
+        model.statistics.succeeded(times, len(times))
         text = "".join(summaries.families([found for found in [Measured.of(model)] if found]))
         (line,) = re.findall(r"nv_inference_request_summary_us{.*quantile.*} (.*)", text)
         now[0] += 40.0

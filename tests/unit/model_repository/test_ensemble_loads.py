@@ -126,6 +126,23 @@ async def test_unload_leaves_the_steps_unless_their_unload_is_asked_for_too(
     await served.close()
 
 
+async def test_an_unload_that_is_not_waited_for_takes_the_steps_once_the_requests_are_answered(
+    tmp_path: Path, loader: Any, write_model: Any, write_ensemble: Write, request_for: Any
+) -> None:
+    write_model("a")
+    write_ensemble("e", "a")
+    served = repository(tmp_path, loader)
+    await served.load("e")
+    served.find("e").infer(request_for("e"))
+    await served.unload("e", unload_dependents=True, waits=False)
+    assert ready(served) == ["a"]
+    (ensemble,) = [model for model in loader.models if model.config.name == "e"]
+    ensemble.answer()
+    while ready(served):
+        await asyncio.sleep(0)
+    await served.close()
+
+
 async def test_an_ensemble_is_closed_before_the_models_its_requests_still_need(
     tmp_path: Path, loader: Any, write_model: Any, write_ensemble: Write, request_for: Any
 ) -> None:

@@ -59,6 +59,7 @@ def test_every_request_ends_once_with_its_own_rows_and_is_counted_once(threads, 
 
 async def _storm(threads, batching, count, closes):
     outcomes: list[str] = []
+    answered: list[int] = []  # rows of each request
     codes: set[Code] = set()
     async with serving(run_or_fail, config(batching=batching, count=count)) as model:
 
@@ -85,6 +86,7 @@ async def _storm(threads, batching, count, closes):
                 try:
                     assert answer(request) == [base] * rows
                     outcomes.append("answered")
+                    answered.append(rows)
                 except ServingError as error:
                     outcomes.append("failed")
                     codes.add(error.code)
@@ -106,5 +108,6 @@ async def _storm(threads, batching, count, closes):
     # a cancel that comes between counting and delivery leaves a success that nobody read
     assert counts.success.count >= outcomes.count("answered")
     assert counts.execution_count == sum(batch.compute_infer.count for batch in counts.batch_stats.values())
-    assert counts.inference_count == sum(rows * batch.compute_infer.count for rows, batch in counts.batch_stats.items())
+    num_executed = sum(rows * batch.compute_infer.count for rows, batch in counts.batch_stats.items())
+    assert sum(answered) <= counts.inference_count <= num_executed
     assert counts.success.ns >= counts.queue.ns + counts.compute_infer.ns - 1000 * len(outcomes)

@@ -23,7 +23,7 @@ def test_each_request_of_a_batch_counts_and_the_batch_counts_once():
     statistics = ModelStatistics()
     batch = [times(), times()]
     statistics.executed(6, batch[0])
-    statistics.succeeded(batch)
+    statistics.succeeded(batch, 6)
     counts = statistics.snapshot()
     assert (counts.inference_count, counts.execution_count, counts.success.count) == (6, 1, 2)
     assert counts.batch_stats[6].compute_infer.count == 1
@@ -75,7 +75,7 @@ def test_a_reader_never_sees_half_an_update_and_nothing_is_lost():
 
     def write() -> None:
         for _ in range(500):
-            statistics.succeeded([times()])
+            statistics.succeeded([times()], 1)
 
     def read() -> None:
         while not done.is_set():
