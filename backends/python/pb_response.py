@@ -6,6 +6,7 @@ from typing import Any
 
 from backends.python.frames import ErrorFrame, Response, ResponseFrame
 from backends.python.packing import Packer
+from backends.python.pb_checks import parameters_of
 from backends.python.pb_tensor import Tensor, TritonError, TritonModelException, code_name, error_of
 from backends.python.runtime import PendingCall, RequestState, runtime
 
@@ -30,9 +31,7 @@ class InferenceResponse:
             raise TypeError(f"error: expected a TritonError, found {type(error).__name__}")
         self._tensors = list(output_tensors)
         self._error = error
-        self._parameters = dict(parameters or {})
-        if self._parameters:
-            check_parameters(self._parameters)
+        self._parameters = parameters_of(parameters) if parameters else {}
 
     def output_tensors(self) -> list[Tensor]:
         return self._tensors
@@ -130,15 +129,6 @@ class ResponseIterator:
 def response_of(tensors: list[Tensor], frame: ResponseFrame) -> InferenceResponse:
     error = None if frame.error is None else error_of(*frame.error)
     return InferenceResponse(tensors, error, frame.parameters)
-
-
-def check_parameters(parameters: Mapping[str, Any]) -> None:
-    for name, value in parameters.items():
-        if not isinstance(name, str) or not isinstance(value, bool | int | float | str):
-            raise TritonModelException(
-                f"Expect parameters keys to have type str and values to have type bool/int/float/str, "
-                f"found {name!r} of type {type(value).__name__}"
-            )
 
 
 def is_cancelled_now(state: RequestState) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from backends.python.frames import Control, Log, Measure, Register
+from backends.python.frames import Control, Log, Measure, Register, number_of
 from backends.python.pb_tensor import TritonModelException
 from backends.python.runtime import runtime
 
@@ -84,7 +84,7 @@ class Metric:
         return runtime().ask(lambda number: Measure(self._number, "value", 0.0, number))
 
     def _measure(self, operation: str, value: float) -> None:
-        runtime().link.send(Measure(self._number, operation, float(value), 0))
+        runtime().link.send(Measure(self._number, operation, number_of(float(value)), 0))
 
     def _check(self, operation: str, *kinds: str) -> None:
         if self._kind not in kinds:
