@@ -438,6 +438,31 @@ class TritonPythonModel:
         await asyncio.sleep(0.01)
 
 
+async def test_a_forked_child_never_answers_in_its_parent_s_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = """
+import multiprocessing, os
+class TritonPythonModel:
+    def execute(self, requests):
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+        worker = multiprocessing.get_context("fork").Process(target=sorted, args=([],))
+        worker.start()
+        worker.join()
+        told = np.array([[os.getpid(), worker.exitcode]], np.int32)
+        return [pb.InferenceResponse([pb.Tensor("OUT", told)]) for r in requests]
+"""
+    caplog.set_level("INFO")
+    async with loaded(tmp_path) as models:
+        model = await models.load("m", source)
+        pid = model.backend.instances[0].pid
+        for _ in range(4):
+            assert await ask(model) == [[pid, 0]]
+    assert "m: a process that the model forked cannot use pb_utils and ends here" in caplog.text
+
+
 ADDS_UP = """
 import os
 class TritonPythonModel:
