@@ -79,6 +79,23 @@ async def test_a_failure_is_told_to_its_request_and_the_model_goes_on(tmp_path: 
         assert (counts.fail.count, counts.success.count) == (len(FAILURES), len(FAILURES))
 
 
+@pytest.mark.parametrize("config", [ONE_INT, DECOUPLED])
+async def test_outputs_that_the_configuration_does_not_name_are_dropped(tmp_path: Path, config: str) -> None:
+    source = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for r in requests:
+            value = r.inputs()[0].as_numpy()
+            outputs = [pb.Tensor(name, value) for name in ("OTHER", "OUT")[: int(value.flat[0])]]
+            r.get_response_sender().send(pb.InferenceResponse(outputs), 1)
+"""
+    async with loaded(tmp_path) as models:
+        model = await models.load("m", source, config)
+        for value, names in ((1, []), (2, ["OUT"])):
+            (answer,) = await responses(model, request([value]))
+            assert [tensor.name for tensor in answer.outputs] == names
+
+
 async def test_requests_that_wait_together_are_executed_together_and_each_gets_its_own(tmp_path: Path) -> None:
     source = """
 class TritonPythonModel:
