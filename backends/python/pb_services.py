@@ -4,6 +4,8 @@ import base64
 import logging
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from itertools import pairwise
+from math import inf
 from typing import Any
 
 from backends.python.frames import Control, Log, Measure, Register, number_of
@@ -111,8 +113,11 @@ class MetricFamily:
             raise TritonModelException("a histogram needs buckets")
         if self._kind != _HISTOGRAM and buckets is not None:
             raise TritonModelException(f"Unsupported: a {self._kind} has no buckets")
+        bounds = [float(bound) for bound in buckets or ()]
+        if not all(low < high for low, high in pairwise([-inf, *bounds, inf])):
+            raise TritonModelException("Bucket Boundaries must be strictly sorted, and finite")
         named = {str(key): str(value) for key, value in (labels or {}).items()}
-        return Metric(self._register(named, [float(bound) for bound in buckets or ()], self._kind), self._kind)
+        return Metric(self._register(named, bounds, self._kind), self._kind)
 
     def _register(self, labels: dict[str, str], buckets: list[float], kind: str) -> int:
         return int(runtime().ask(lambda number: Register(number, self._name, self._description, kind, labels, buckets)))
