@@ -6,7 +6,7 @@ from math import isfinite
 from typing import Any
 
 from backends.python.frames import ParameterValue
-from backends.python.pb_tensor import TritonModelException
+from backends.python.pb_tensor import Tensor, TritonModelException
 
 UINT32 = range(1 << 32)
 INT64 = range(-(1 << 63), 1 << 63)
@@ -29,6 +29,18 @@ def texts(argument: str, values: Iterable[Any]) -> list[str]:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise TypeError(f"{argument}: expected a list of str, found {type(values).__name__}")
     return [text(argument, value) for value in values]
+
+
+def tensors(argument: str, values: Iterable[Any]) -> list[Tensor]:
+    """Raises TypeError."""
+    try:
+        given = list(values)
+    except TypeError:
+        raise TypeError(f"{argument}: expected a list of Tensor objects, found {type(values).__name__}") from None
+    for tensor in given:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{argument}: expected Tensor objects, found {type(tensor).__name__}")
+    return given
 
 
 def integer(argument: str, value: Any, among: range) -> int:

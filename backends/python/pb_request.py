@@ -7,7 +7,7 @@ from typing import Any
 
 from backends.python.frames import Call, RequestFrame
 from backends.python.packing import Packer
-from backends.python.pb_checks import INT64, UINT32, UINT64, integer, parameters_of, text, texts
+from backends.python.pb_checks import INT64, UINT32, UINT64, integer, parameters_of, tensors, text, texts
 from backends.python.pb_response import (
     InferenceResponse,
     InferenceResponseSender,
@@ -58,14 +58,11 @@ class InferenceRequest:
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
         """Raises TypeError or ValueError, naming the argument; TritonModelException for parameters and no model's name."""
-        for tensor in inputs:
-            if not isinstance(tensor, Tensor):
-                raise TypeError(f"inputs: expected Tensor objects, found {type(tensor).__name__}")
         if not model_name:
             raise TritonModelException("a request to another model needs its model_name")
         self._id = text("request_id", request_id)
         self._correlation_id = _correlation_id(correlation_id)
-        self._inputs: Sequence[Tensor] = list(inputs)
+        self._inputs: Sequence[Tensor] = tensors("inputs", inputs)
         self._outputs = texts("requested_output_names", requested_output_names)
         self._model_name = text("model_name", model_name)
         self._model_version = integer("model_version", model_version, INT64)

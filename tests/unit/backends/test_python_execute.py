@@ -199,14 +199,17 @@ async def test_shared_memory_is_given_back_and_used_again(tmp_path: Path) -> Non
 
 async def test_what_a_model_prints_goes_to_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = ECHO.replace(
-        "return", 'print("hello from", "execute")\n        pb.Logger.log_warn("careful")\n        return'
+        "return", 'print("hello from", "execute")\n        pb.Logger.log_warn("careful\\nnow")\n        return'
     )
     caplog.set_level("INFO")
     async with loaded(tmp_path) as models:
         model = await models.load("m", source)
         await ask(model)
     assert "m: hello from execute" in caplog.text
-    assert "careful" in caplog.text
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "m_0_0: careful",
+        "m_0_0: now",
+    ]
 
 
 async def test_a_model_that_hangs_past_its_limit_is_started_again(tmp_path: Path) -> None:

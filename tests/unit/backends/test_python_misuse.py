@@ -23,6 +23,8 @@ from tests.unit.backends.python_models import ONE_INT, ask, failure, loaded
         ("model_name", 5, TypeError),
         ("model_name", "\ud800", ValueError),
         ("request_id", None, TypeError),
+        ("inputs", None, TypeError),
+        ("inputs", ["x"], TypeError),
         ("requested_output_names", [5], TypeError),
         ("requested_output_names", "OUT", TypeError),
         ("requested_output_names", 5, TypeError),
