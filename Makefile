@@ -28,7 +28,7 @@ check: $(TESTS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n auto -m "not slow and not gpu and not oracle" tests/unit tests/test_layers.py tests/test_docs.py
+	$(BIN)/python -m pytest -n auto -m "not slow and not gpu and not oracle" tests/unit tests/test_layers.py tests/test_docs.py tests/test_examples.py
 
 # nonsense at every door of a running server; schemathesis has an environment of its own
 FUZZ := build/fuzz

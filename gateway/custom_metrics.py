@@ -6,8 +6,6 @@ from backends.api.base import LiveModel
 from backends.python.custom_metrics import CustomMetrics, Family, Series
 from gateway.exposition import Sample, render
 
-_RESERVED = ("nv_", "vllm:")  # a model's own family must not stand beside the server's of the same name
-
 
 def custom_families(models: Iterable[LiveModel]) -> Iterator[str]:
     """Labels are the model's own, as in Triton."""
@@ -16,7 +14,7 @@ def custom_families(models: Iterable[LiveModel]) -> Iterator[str]:
         metrics = getattr(model, "custom_metrics", None)
         for family in metrics.snapshot() if isinstance(metrics, CustomMetrics) else ():
             known, samples = families.setdefault(family.name, (family, []))
-            if known.kind == family.kind and not family.name.startswith(_RESERVED):
+            if known.kind == family.kind:
                 for series in family.series.values():
                     samples += _samples(family.kind, series)
     for family, samples in families.values():

@@ -6,12 +6,16 @@ what the code's name suggests, the row says why.
 
 import logging
 import uuid
+from itertools import accumulate
 
 import grpc
 
 from backends.api.errors import Code, ServingError
 
 log = logging.getLogger(__name__)
+
+_LONGEST_STATUS = 6000  # bytes on the wire; clients refuse trailing metadata of 16 KB, and some of it from 8 KB on
+_CUT = "... cut"
 
 _STATUSES: dict[Code, tuple[int, grpc.StatusCode]] = {
     Code.INVALID: (400, grpc.StatusCode.INVALID_ARGUMENT),
@@ -37,6 +41,21 @@ def http_status(code: Code) -> int:
 
 def grpc_status(code: Code) -> grpc.StatusCode:
     return _STATUSES[code][1]
+
+
+def grpc_details(error: ServingError) -> str:
+    """The text of a gRPC status, cut where clients would refuse it for its length."""
+    text = error.message
+    if len(text) <= _LONGEST_STATUS // 12:  # each character is four bytes at most, of which each may travel as %XX
+        return text
+    sizes = accumulate(map(_size_in_status, text))
+    kept = sum(size <= _LONGEST_STATUS for size in sizes)
+    return text if kept == len(text) else text[:kept] + _CUT
+
+
+def _size_in_status(character: str) -> int:
+    is_plain = " " <= character <= "~" and character != "%"
+    return 1 if is_plain else 3 * len(character.encode(errors="surrogatepass"))
 
 
 def as_serving_error(error: BaseException) -> ServingError:

@@ -21,7 +21,7 @@ from tritonclient.grpc import service_pb2 as pb
 from backends.api.errors import Code, ServingError
 from gateway import kserve_grpc_control as control
 from gateway.admission import nothing_to_release
-from gateway.errors import as_serving_error
+from gateway.errors import as_serving_error, grpc_details
 from gateway.kserve_grpc_direct import direct_calls
 from gateway.kserve_grpc_front import Front
 from gateway.kserve_grpc_health import Health
@@ -170,7 +170,7 @@ def _answer_with_context(
         failure = as_serving_error(error)
     finally:
         release()
-    return context.abort(grpc_code(failure), failure.message)  # raises
+    return context.abort(grpc_code(failure), grpc_details(failure))  # raises
 
 
 def _stream(front: Front, messages: Any, context: grpc.ServicerContext) -> Any:
@@ -178,7 +178,7 @@ def _stream(front: Front, messages: Any, context: grpc.ServicerContext) -> Any:
         front.admit("inference", context)
         yield from stream_infer(front, messages, context)
     except ServingError as error:
-        context.abort(grpc_code(error), error.message)
+        context.abort(grpc_code(error), grpc_details(error))
 
 
 def _channel_options(options: GrpcOptions, max_receive: int) -> list[tuple[str, int]]:

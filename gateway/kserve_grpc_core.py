@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import grpc
 from grpc._cython import cygrpc
 
-from gateway.errors import as_serving_error
+from gateway.errors import as_serving_error, grpc_details
 from gateway.kserve_grpc_front import Front
 from gateway.kserve_grpc_keys import bearer, grpc_code
 
@@ -42,7 +42,7 @@ NOT_READABLE = Status(grpc.StatusCode.INTERNAL, "Exception deserializing request
 
 def status_of(error: Exception) -> Status:
     known = as_serving_error(error)
-    return Status(grpc_code(known), known.message)
+    return Status(grpc_code(known), grpc_details(known))
 
 
 class DirectCalls:

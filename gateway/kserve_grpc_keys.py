@@ -8,7 +8,7 @@ import grpc
 
 from backends.api.errors import ServingError
 from gateway.admission import Gate
-from gateway.errors import grpc_status
+from gateway.errors import grpc_details, grpc_status
 
 _OPEN = (
     "/grpc.health.v1.Health/",
@@ -65,4 +65,4 @@ def _refusal(handler: Any, error: ServingError) -> Any:
 
 
 def _abort(error: ServingError, request: Any, context: grpc.ServicerContext) -> Any:
-    context.abort(grpc_code(error), error.message)
+    context.abort(grpc_code(error), grpc_details(error))

@@ -18,8 +18,12 @@ def step_problems(config: ModelConfig, repository: Path) -> Iterator[Problem]:
             text = f"ensemble '{config.name}' needs model '{step.model_name}', which is not in this repository"
             yield Problem(f"{path}.model_name", text)
         elif config.name in _needed(step.model_name, repository):
-            text = f"circular dependency between ensembles: '{step.model_name}' needs '{config.name}', of which it is a step"
-            yield Problem(f"{path}.model_name", text)
+            yield Problem(f"{path}.model_name", _circular(config.name, step.model_name))
+
+
+def _circular(ensemble: str, step: str) -> str:
+    fault = "needs itself" if step == ensemble else f"needs '{ensemble}', of which it is a step"
+    return f"circular dependency between ensembles: '{step}' {fault}"
 
 
 def _needed(name: str, repository: Path) -> set[str]:

@@ -65,9 +65,9 @@ def versions_failed(name: str, causes: Mapping[str, ServingError]) -> ServingErr
 
 
 def circular(ensemble: str, above: str) -> ServingError:
-    """For an ensemble that is a step of its own step `above`."""
-    text = f"circular dependency between ensembles: {ensemble} -> ... -> {above} -> {ensemble}"
-    return ServingError(Code.INVALID, text)
+    """For an ensemble that is a step of its own step `above`, or its own."""
+    way = [ensemble] if above == ensemble else [ensemble, "...", above]
+    return ServingError(Code.INVALID, f"circular dependency between ensembles: {' -> '.join([*way, ensemble])}")
 
 
 def step_failed(ensemble: str, step: str, cause: ServingError) -> ServingError:

@@ -10,7 +10,7 @@ from backends.api.registry import absent, known_backends
 from backends.parameters import ignored_parameters
 from model_repository import layout
 from model_repository.checks import problems
-from model_repository.complete import OWN_ENGINES, complete
+from model_repository.complete import complete
 from model_repository.findings import ConfigError, Finding, likely
 from model_repository.pbtxt import read_text
 from model_repository.positions import Place, field_places, place_of
@@ -122,7 +122,7 @@ def _file_findings(config: ModelConfig, folder: Path, chosen: list[Path]) -> Ite
 
 
 def _backend_findings(config: ModelConfig, file: str, places: dict[str, Place]) -> Iterator[Finding]:
-    known = [*known_backends(), *OWN_ENGINES]
+    known = known_backends()
     if config.backend and config.backend not in known:
         text = f"{absent(config.backend)}."
         yield Finding(file, text, *place_of("backend", places), suggestion=likely(config.backend, known))

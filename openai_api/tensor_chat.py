@@ -106,17 +106,25 @@ def _answer(identity: Identity, text: str, said: _Said) -> dict[str, object]:
 
 
 async def _texts(config: ModelConfig, request: InferenceRequest, said: _Said) -> AsyncIterator[str]:
-    """The text of each response, as it comes. Raises the ServingError of a bad end."""
+    """The text of each response, as it comes. Raises the ServingError of a bad end, and INTERNAL where there is no text."""
+    has_text = False
     async for response in request.stream:
         given = {tensor.name: tensor for tensor in response.outputs}
         text = given.get("text_output")
         if text is None:
             if given:
-                message = f"model '{config.name}' gave no output 'text_output', which it has by parameter '{PARAMETER}'"
-                raise ServingError(Code.INTERNAL, message)
+                raise _no_text(config)
             continue  # it only says that nothing more comes
+        has_text = True
         _note(response, given, said)
         yield "".join(bytes(part).decode("utf-8", "replace") for part in text.as_numpy().flat)
+    if not has_text:
+        raise _no_text(config)
+
+
+def _no_text(config: ModelConfig) -> ServingError:
+    message = f"model '{config.name}' gave no output 'text_output', which it has by parameter '{PARAMETER}'"
+    return ServingError(Code.INTERNAL, message)
 
 
 def _note(response: InferenceResponse, given: dict[str, Tensor], said: _Said) -> None:

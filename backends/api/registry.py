@@ -14,6 +14,8 @@ _MODULES = {
     "onnxruntime": "backends.onnxruntime",
     "pytorch": "backends.pytorch",
 }
+_OPENED_APART = ("llm", "pooling", "python")
+"""Backends that are no `TensorBackend` of a version folder alone: whoever loads models knows how they start."""
 _ONNX = "serve the model as ONNX with backend 'onnxruntime'"
 _ELSEWHERE = {
     "tensorrt": f"{_ONNX} and the gpu_execution_accelerator 'tensorrt', which builds the plan itself",
@@ -37,7 +39,8 @@ def register(name: str) -> Callable[[BackendFactory], BackendFactory]:
 
 
 def known_backends() -> list[str]:
-    return sorted(_MODULES.keys() | _FACTORIES.keys())
+    """Every name that `backend` may have in a configuration."""
+    return sorted({*_MODULES, *_FACTORIES, *_OPENED_APART})
 
 
 def absent(name: str) -> str:

@@ -20,6 +20,7 @@ from backends.python.frames import (
     Register,
     Reply,
     ResponseFrame,
+    number_of,
 )
 from backends.python.open_calls import OpenCalls
 from backends.python.packing import Unpacker
@@ -197,7 +198,7 @@ class Calls:
         self._reply(instance, self._life, frame.call, number, error)
 
     def _measure(self, instance: "PythonInstance", frame: Measure) -> None:
-        value = self._metrics.measure(frame.metric, frame.operation, frame.value)
+        value = self._metrics.measure(frame.metric, frame.operation, float(frame.value))
         if frame.operation == "value":
             self._reply(instance, self._life, frame.call, value, None)
 
@@ -206,7 +207,7 @@ class Calls:
     ) -> None:
         if life == self._life:
             reason = None if error is None else ErrorFrame(error.code.name, error.message)
-            instance.send(Reply(number, value, reason))
+            instance.send(Reply(number, number_of(value), reason))
 
 
 def _requested(names: list[str]) -> list[RequestedOutput]:

@@ -46,6 +46,7 @@ def main() -> None:
     faulthandler.enable()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     link = Link(socket.socket(fileno=sock), Arena(arena_in), Arena(arena_out))
+    os.register_at_fork(after_in_child=link.leave)
     runtime = Runtime(link)
     set_runtime(runtime)
     sys.modules["triton_python_backend_utils"] = triton_python_backend_utils

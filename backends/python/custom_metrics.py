@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from backends.api.errors import Code, ServingError
 
-KINDS = ("counter", "gauge", "histogram")
+OF_SERVER = ("nv_", "vllm:", "tidegate_")
+"""How the names of the server's own families begin."""
 
 
 @dataclass(slots=True)
@@ -38,7 +39,12 @@ class CustomMetrics:
         self._numbers: dict[tuple[str, frozenset[tuple[str, str]]], int] = {}
 
     def add_family(self, name: str, description: str, kind: str) -> None:
-        """Raises ServingError(INVALID) for a name that cannot be, ALREADY_EXISTS for one of another kind."""
+        """Raises ServingError(INVALID) for a name that cannot be, ALREADY_EXISTS for the server's or one of another kind."""
+        if name.startswith(OF_SERVER):
+            raise ServingError(
+                Code.ALREADY_EXISTS,
+                f"metric family '{name}': names that begin with {', '.join(OF_SERVER)} are the server's",
+            )
         if (
             not name
             or not name.replace("_", "a").replace(":", "a").isalnum()

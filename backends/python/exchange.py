@@ -42,8 +42,9 @@ class Exchange:
         post: Callable[[Callable[[], None]], None],
         ended: Callable[[InferenceRequest], None],
     ) -> None:
-        self._names = (config.name, version)
+        self._model = config.name
         self._outputs = [spec.name for spec in config.outputs]
+        self._outcome_of = partial(outcome_of, (config.name, version), self._outputs)
         self._packer = packer
         self._send = send
         self._post = post
@@ -109,7 +110,7 @@ class Exchange:
                     for index in range(len(batch.requests))
                 ]
             except Exception as error:
-                _LOG.exception("model '%s': a request cannot be packed", self._names[0])
+                _LOG.exception("model '%s': a request cannot be packed", self._model)
                 batch.fail_all(ServingError(Code.INTERNAL, f"cannot pass the request on: {error}"))
                 continue
             run = self._runs.begin(batch)
@@ -160,7 +161,7 @@ class Exchange:
         run = self._runs.get(frame.batch)
         if run is None or len(frame.responses) != len(run.batch.requests):
             raise ServingError(Code.INTERNAL, f"answers to unknown batch {frame.batch}")
-        outcomes = [outcome_of(self._names, response, unpacker) for response in frame.responses]
+        outcomes = [self._outcome_of(response, unpacker) for response in frame.responses]
         run.batch.executed(frame.start, frame.end)
         # a maximum that fades: one slow execution is enough to send nothing ahead
         self._longest = max(frame.end - frame.start, 0.9 * self._longest, _SHORTEST)
@@ -184,7 +185,7 @@ class Exchange:
         self._runs.end(run)
 
     def on_response(self, frame: Response, unpacker: Unpacker) -> None:
-        response = None if frame.response is None else outcome_of(self._names, frame.response, unpacker)
+        response = None if frame.response is None else self._outcome_of(frame.response, unpacker)
         known = self._runs.find(frame.request)
         if known is None:
             return  # it has ended: the reader left, or its time was over

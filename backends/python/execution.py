@@ -149,7 +149,10 @@ def describe(error: BaseException) -> str:
     """An exception in a line, as Triton words it."""
     if isinstance(error, _WrongReturnError):
         return str(error)
-    text = str(error).encode(errors="replace").decode()
+    try:
+        text = str(error)
+    except BaseException as fault:  # the model's own `__str__`
+        text = f"its text cannot be had, __str__ raised {type(fault).__name__}"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

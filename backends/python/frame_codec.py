@@ -28,8 +28,11 @@ class FrameError(Exception):
 
 
 def encode(frame: tuple[Any, ...], payload_size: int = 0) -> bytes:
-    """Prefix and header; the payload's bytes follow them."""
-    header = _encode(frame)
+    """Prefix and header; the payload's bytes follow them. What of a text is not Unicode becomes question marks."""
+    try:
+        header = _encode(frame)
+    except UnicodeEncodeError:
+        header = _encode(_replaced(frame))
     return PREFIX.pack(_KINDS[type(frame)], len(header), payload_size) + header
 
 
@@ -57,10 +60,19 @@ if HAS_MSGSPEC:
 else:
 
     def _encode(frame: Any) -> bytes:
-        return json.dumps(frame, separators=(",", ":")).encode()
+        return json.dumps(frame, separators=(",", ":"), ensure_ascii=False).encode()
 
     def _decoder(kind: type) -> Callable[[Any], Any]:
         return lambda header: rebuild(kind, json.loads(bytes(header)))
+
+
+def _replaced(value: Any) -> Any:
+    """`value` with texts that can be encoded. Tuples become lists, which are the same in JSON."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_replaced(key): _replaced(each) for key, each in value.items()}
+    return [_replaced(each) for each in value] if isinstance(value, tuple | list) else value
 
 
 def rebuild(kind: Any, value: Any) -> Any:

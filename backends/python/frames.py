@@ -3,9 +3,17 @@
 The small tensors of a frame travel behind it, one behind the other; large ones lie in an `Arena`.
 """
 
+from math import isfinite
 from typing import NamedTuple
 
 ParameterValue = bool | int | float | str | None
+Number = float | str
+"""A float; nan, inf and -inf by name, which JSON has no numbers for."""
+
+
+def number_of(value: float) -> Number:
+    """As it is sent; `float` reads it."""
+    return value if isfinite(value) else str(value)
 
 
 class TensorFrame(NamedTuple):
@@ -103,10 +111,10 @@ class CallResponse(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The answer to a `Control` or `Register`."""
+    """The answer to a `Control`, `Register` or `Measure`."""
 
     call: int
-    value: float
+    value: Number
     error: ErrorFrame | None
 
 
@@ -222,7 +230,7 @@ class Measure(NamedTuple):
 
     metric: int
     operation: str
-    value: float
+    value: Number
     call: int
 
 

@@ -276,7 +276,8 @@ class PythonInstance:
             tell(answer, self._process is not None)
 
     def _on_log(self, frame: Log, _: Unpacker) -> None:
-        _LOG.log(frame.level, "%s: %s", self.placement.name, frame.message)
+        for line in frame.message.splitlines():  # a traceback stays readable, and no line of it looks like one of ours
+            _LOG.log(frame.level, "%s: %s", self.placement.name, line)
 
     def _on_finalized(self, frame: Finalized, _: Unpacker) -> None:
         self._finalized = True

@@ -3,10 +3,11 @@
 import os
 import select
 import socket
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from backends.python.arena import Arena
 from backends.python.frame_codec import PREFIX, decode, encode
@@ -21,7 +22,7 @@ class Link:
     """Any thread may send. Whoever waits for something reads, and handles what comes for the others meanwhile.
 
     So a model that only computes has no second thread, and one that asks `is_cancelled` reads what is there.
-    When the server is gone, the process ends at once.
+    When the server is gone, the process ends at once; for a process that the model forks it is gone from the start.
     """
 
     def __init__(self, sock: socket.socket, arena_in: Arena, arena_out: Arena) -> None:
@@ -35,6 +36,7 @@ class Link:
         self._writing = threading.Lock()
         self._turn = threading.Condition()
         self._is_read = False
+        self._is_forked = False
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -53,8 +55,19 @@ class Link:
             frame = make(packer)
             self._write(encode(frame, packer.size), packer.buffers)
 
+    def leave(self) -> None:
+        """In a forked child, which must neither speak for its parent nor wait for locks that its parent's threads held."""
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        os.dup2(ours.fileno(), self._socket.fileno())
+        ours.close()
+        self._writing, self._turn, self._is_read = threading.Lock(), threading.Condition(), False
+        self._is_forked = True
+
     def drop(self, make: Callable[[], tuple[Any, ...]]) -> None:
-        """Send a frame soon, without ever waiting: for finalizers."""
+        """Send a frame soon, without ever waiting: for finalizers, which run in forked children too."""
+        if self._is_forked:
+            return
         self.dropped.append(make)
         if self._writing.acquire(blocking=False):
             try:
@@ -119,7 +132,7 @@ class Link:
         except ConnectionError:
             data = b""
         if not data:
-            os._exit(1)  # the server is gone
+            self._end()
         return data
 
     # Under the write lock
@@ -140,7 +153,13 @@ class Link:
             else:
                 self._socket.sendall(b"".join([head, *buffers]))
         except ConnectionError:
-            os._exit(1)
+            self._end()
+
+    def _end(self) -> NoReturn:
+        """The server is gone."""
+        if self._is_forked:
+            print("a process that the model forked cannot use pb_utils and ends here", file=sys.stderr, flush=True)
+        os._exit(1)
 
     def _write_all(self, parts: list[Any]) -> None:
         sent = self._socket.sendmsg(parts)

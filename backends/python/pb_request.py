@@ -7,11 +7,11 @@ from typing import Any
 
 from backends.python.frames import Call, RequestFrame
 from backends.python.packing import Packer
+from backends.python.pb_checks import INT64, UINT32, UINT64, integer, parameters_of, tensors, text, texts
 from backends.python.pb_response import (
     InferenceResponse,
     InferenceResponseSender,
     ResponseIterator,
-    check_parameters,
     is_cancelled_now,
     response_of,
 )
@@ -57,22 +57,19 @@ class InferenceRequest:
         trace: InferenceTrace | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        for tensor in inputs:
-            if not isinstance(tensor, Tensor):
-                raise TypeError(f"inputs: expected Tensor objects, found {type(tensor).__name__}")
+        """Raises TypeError or ValueError, naming the argument; TritonModelException for parameters and no model's name."""
         if not model_name:
             raise TritonModelException("a request to another model needs its model_name")
-        check_parameters(parameters or {})
-        self._id = str(request_id)
-        self._correlation_id = correlation_id
-        self._inputs: Sequence[Tensor] = list(inputs)
-        self._outputs = list(requested_output_names)
-        self._model_name = model_name
-        self._model_version = model_version
-        self._flags = int(flags)
-        self._timeout = int(timeout)
+        self._id = text("request_id", request_id)
+        self._correlation_id = _correlation_id(correlation_id)
+        self._inputs: Sequence[Tensor] = tensors("inputs", inputs)
+        self._outputs = texts("requested_output_names", requested_output_names)
+        self._model_name = text("model_name", model_name)
+        self._model_version = integer("model_version", model_version, INT64)
+        self._flags = integer("flags", flags, UINT32)
+        self._timeout = integer("timeout", timeout, UINT64)
         self._trace = trace or InferenceTrace()
-        self._parameters: dict[str, Any] = dict(parameters or {})
+        self._parameters = parameters_of(parameters or {})
         self._state: RequestState | None = None
         self._release = RELEASE_ALL
 
@@ -107,7 +104,7 @@ class InferenceRequest:
         return self._flags
 
     def set_flags(self, flags: int) -> None:
-        self._flags = int(flags)
+        self._flags = integer("flags", flags, UINT32)
 
     def timeout(self) -> int:
         """Microseconds the caller gave it in the queue, 0 for none."""
@@ -190,6 +187,7 @@ class InferenceRequest:
 
     def _start(self, decoupled: bool, timeout: int, *, blocks: bool) -> PendingCall:
         batch = current_batch.get()
+        timeout = integer("execution_timeout", timeout, UINT64)
         version = "" if self._model_version < 0 else str(self._model_version)
 
         def make(packer: Packer, number: int) -> Call:
@@ -205,6 +203,11 @@ class InferenceRequest:
         if self._state is None:
             raise TritonModelException("this request was made here: only one that came from a caller has a sender")
         return self._state
+
+
+def _correlation_id(value: Any) -> "int | str":
+    name = "correlation_id"
+    return text(name, value) if isinstance(value, str) else integer(name, value, UINT64)
 
 
 def _no_response(model: str) -> InferenceResponse:

@@ -6,6 +6,7 @@ from typing import Any
 
 from backends.python.frames import ErrorFrame, Response, ResponseFrame
 from backends.python.packing import Packer
+from backends.python.pb_checks import parameters_of, tensors
 from backends.python.pb_tensor import Tensor, TritonError, TritonModelException, code_name, error_of
 from backends.python.runtime import PendingCall, RequestState, runtime
 
@@ -23,16 +24,11 @@ class InferenceResponse:
         error: TritonError | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        for tensor in output_tensors:
-            if not isinstance(tensor, Tensor):
-                raise TypeError(f"output_tensors: expected Tensor objects, found {type(tensor).__name__}")
         if error is not None and not isinstance(error, TritonError):
             raise TypeError(f"error: expected a TritonError, found {type(error).__name__}")
-        self._tensors = list(output_tensors)
+        self._tensors = tensors("output_tensors", output_tensors)
         self._error = error
-        self._parameters = dict(parameters or {})
-        if self._parameters:
-            check_parameters(self._parameters)
+        self._parameters = parameters_of(parameters) if parameters else {}
 
     def output_tensors(self) -> list[Tensor]:
         return self._tensors
@@ -49,8 +45,8 @@ class InferenceResponse:
     def pack(self, packer: Packer) -> ResponseFrame:
         if self._error is not None:
             return ResponseFrame([], self._parameters, ErrorFrame(code_name(self._error), self._error.message()))
-        tensors = [packer.pack(t._name, t._datatype, t._shape, t.contents) for t in self._tensors]
-        return ResponseFrame(tensors, self._parameters, None)
+        packed = [packer.pack(t._name, t._datatype, t._shape, t.contents) for t in self._tensors]
+        return ResponseFrame(packed, self._parameters, None)
 
 
 class InferenceResponseSender:
@@ -130,15 +126,6 @@ class ResponseIterator:
 def response_of(tensors: list[Tensor], frame: ResponseFrame) -> InferenceResponse:
     error = None if frame.error is None else error_of(*frame.error)
     return InferenceResponse(tensors, error, frame.parameters)
-
-
-def check_parameters(parameters: Mapping[str, Any]) -> None:
-    for name, value in parameters.items():
-        if not isinstance(name, str) or not isinstance(value, bool | int | float | str):
-            raise TritonModelException(
-                f"Expect parameters keys to have type str and values to have type bool/int/float/str, "
-                f"found {name!r} of type {type(value).__name__}"
-            )
 
 
 def is_cancelled_now(state: RequestState) -> bool:

@@ -4,9 +4,11 @@ import base64
 import logging
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from itertools import pairwise
+from math import inf
 from typing import Any
 
-from backends.python.frames import Control, Log, Measure, Register
+from backends.python.frames import Control, Log, Measure, Register, number_of
 from backends.python.pb_tensor import TritonModelException
 from backends.python.runtime import runtime
 
@@ -84,7 +86,7 @@ class Metric:
         return runtime().ask(lambda number: Measure(self._number, "value", 0.0, number))
 
     def _measure(self, operation: str, value: float) -> None:
-        runtime().link.send(Measure(self._number, operation, float(value), 0))
+        runtime().link.send(Measure(self._number, operation, number_of(float(value)), 0))
 
     def _check(self, operation: str, *kinds: str) -> None:
         if self._kind not in kinds:
@@ -111,8 +113,11 @@ class MetricFamily:
             raise TritonModelException("a histogram needs buckets")
         if self._kind != _HISTOGRAM and buckets is not None:
             raise TritonModelException(f"Unsupported: a {self._kind} has no buckets")
+        bounds = [float(bound) for bound in buckets or ()]
+        if not all(low < high for low, high in pairwise([-inf, *bounds, inf])):
+            raise TritonModelException("Bucket Boundaries must be strictly sorted, and finite")
         named = {str(key): str(value) for key, value in (labels or {}).items()}
-        return Metric(self._register(named, [float(bound) for bound in buckets or ()], self._kind), self._kind)
+        return Metric(self._register(named, bounds, self._kind), self._kind)
 
     def _register(self, labels: dict[str, str], buckets: list[float], kind: str) -> int:
         return int(runtime().ask(lambda number: Register(number, self._name, self._description, kind, labels, buckets)))

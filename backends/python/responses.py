@@ -1,5 +1,7 @@
 """A custom model's responses as the server knows them."""
 
+from collections.abc import Sequence
+
 from backends.api.errors import Code, ServingError
 from backends.api.request import InferenceResponse, Parameter
 from backends.api.tensor import Tensor
@@ -8,14 +10,18 @@ from backends.python.frames import ErrorFrame, ParameterValue, ResponseFrame, Te
 from backends.python.packing import Packer, Unpacker
 
 
-def response_of(names: tuple[str, str], frame: ResponseFrame, unpacker: Unpacker) -> InferenceResponse:
-    """Raises ServingError for tensors that cannot be."""
+def outcome_of(
+    names: tuple[str, str], outputs: Sequence[str], frame: ResponseFrame, unpacker: Unpacker
+) -> "InferenceResponse | ServingError":
+    """Of the tensors only `outputs`, those in the model's configuration; all where it names none.
+
+    Raises ServingError for tensors that cannot be.
+    """
+    if frame.error is not None:
+        return error_of(frame.error)
     tensors = [tensor_of(tensor, unpacker) for tensor in frame.tensors]
-    return InferenceResponse(*names, tensors, parameters=parameters_of(frame.parameters))
-
-
-def outcome_of(names: tuple[str, str], frame: ResponseFrame, unpacker: Unpacker) -> "InferenceResponse | ServingError":
-    return response_of(names, frame, unpacker) if frame.error is None else error_of(frame.error)
+    kept = [tensor for tensor in tensors if tensor.name in outputs] if outputs else tensors
+    return InferenceResponse(*names, kept, parameters=parameters_of(frame.parameters))
 
 
 def error_of(frame: ErrorFrame) -> ServingError:

@@ -178,7 +178,7 @@ class Runtime:
         assert reply is not None
         if reply.error is not None:
             raise TritonModelException(reply.error.message)
-        return reply.value
+        return float(reply.value)
 
     # Frames
 

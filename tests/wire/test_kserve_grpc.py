@@ -368,6 +368,20 @@ def test_a_message_over_the_limit_is_refused(stub: Any) -> None:
         stub.ModelInfer(request("ident_bytes", (1, 1), [large], "BYTES"), timeout=20)
 
 
+@pytest.mark.parametrize("letter", ["x", "é", "%"])
+def test_a_text_too_long_for_a_status_is_cut(stub: service_pb2_grpc.GRPCInferenceServiceStub, letter: str) -> None:
+    for call, message in (
+        (stub.ModelInfer, request(letter * 100_000)),
+        (stub.ModelMetadata, pb.ModelMetadataRequest(name=letter * 100_000)),
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            call(message, timeout=20)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        details = caught.value.details()
+        assert details.startswith(f"Request for unknown model: '{letter}")
+        assert details.endswith(f"{letter}... cut")
+
+
 def test_health_is_told_for_server_and_models(channel: grpc.Channel, kserve: Service) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
     serving = health_pb2.HealthCheckResponse.SERVING

@@ -373,10 +373,14 @@ async def test_misused_metrics_are_an_exception_of_the_model(tmp_path: Path) -> 
 class TritonPythonModel:
     def execute(self, requests):
         counter = pb.MetricFamily(name="c", description="", kind=pb.MetricFamily.COUNTER).Metric(labels={})
+        histogram = pb.MetricFamily(name="h", description="", kind=pb.MetricFamily.HISTOGRAM)
         texts = []
         for act in (lambda: counter.increment(-1), lambda: counter.set(1), lambda: counter.observe(1),
                     lambda: pb.MetricFamily(name="c", description="", kind=pb.MetricFamily.GAUGE),
-                    lambda: pb.MetricFamily(name="no name", description="", kind=pb.MetricFamily.GAUGE)):
+                    lambda: pb.MetricFamily(name="no name", description="", kind=pb.MetricFamily.GAUGE),
+                    lambda: pb.MetricFamily(name="nv_inference_count", description="", kind=pb.MetricFamily.COUNTER),
+                    *(lambda bounds=bounds: histogram.Metric(labels={}, buckets=bounds)
+                      for bounds in ([], [3, 1], [1, 1], [float("nan")], [1, float("inf")]))):
             try:
                 act()
                 texts.append("")

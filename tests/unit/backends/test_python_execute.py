@@ -110,6 +110,23 @@ class TritonPythonModel:
         assert found == tuple(3 * each for each in ENDINGS[ending])
 
 
+@pytest.mark.parametrize("config", [ONE_INT, DECOUPLED])
+async def test_outputs_that_the_configuration_does_not_name_are_dropped(tmp_path: Path, config: str) -> None:
+    source = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for r in requests:
+            value = r.inputs()[0].as_numpy()
+            outputs = [pb.Tensor(name, value) for name in ("OTHER", "OUT")[: int(value.flat[0])]]
+            r.get_response_sender().send(pb.InferenceResponse(outputs), 1)
+"""
+    async with loaded(tmp_path) as models:
+        model = await models.load("m", source, config)
+        for value, names in ((1, []), (2, ["OUT"])):
+            (answer,) = await responses(model, request([value]))
+            assert [tensor.name for tensor in answer.outputs] == names
+
+
 async def test_requests_that_wait_together_are_executed_together_and_each_gets_its_own(tmp_path: Path) -> None:
     source = """
 class TritonPythonModel:
@@ -213,14 +230,17 @@ async def test_shared_memory_is_given_back_and_used_again(tmp_path: Path) -> Non
 
 async def test_what_a_model_prints_goes_to_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = ECHO.replace(
-        "return", 'print("hello from", "execute")\n        pb.Logger.log_warn("careful")\n        return'
+        "return", 'print("hello from", "execute")\n        pb.Logger.log_warn("careful\\nnow")\n        return'
     )
     caplog.set_level("INFO")
     async with loaded(tmp_path) as models:
         model = await models.load("m", source)
         await ask(model)
     assert "m: hello from execute" in caplog.text
-    assert "careful" in caplog.text
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "m_0_0: careful",
+        "m_0_0: now",
+    ]
 
 
 async def test_a_model_that_hangs_past_its_limit_is_started_again(tmp_path: Path) -> None:
@@ -467,6 +487,31 @@ class TritonPythonModel:
         helper = psutil.Process(pid)
     while helper.is_running() and helper.status() != psutil.STATUS_ZOMBIE:
         await asyncio.sleep(0.01)
+
+
+async def test_a_forked_child_never_answers_in_its_parent_s_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = """
+import multiprocessing, os
+class TritonPythonModel:
+    def execute(self, requests):
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+        worker = multiprocessing.get_context("fork").Process(target=sorted, args=([],))
+        worker.start()
+        worker.join()
+        told = np.array([[os.getpid(), worker.exitcode]], np.int32)
+        return [pb.InferenceResponse([pb.Tensor("OUT", told)]) for r in requests]
+"""
+    caplog.set_level("INFO")
+    async with loaded(tmp_path) as models:
+        model = await models.load("m", source)
+        pid = model.backend.instances[0].pid
+        for _ in range(4):
+            assert await ask(model) == [[pid, 0]]
+    assert "m: a process that the model forked cannot use pb_utils and ends here" in caplog.text
 
 
 ADDS_UP = """

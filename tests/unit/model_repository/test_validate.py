@@ -105,9 +105,11 @@ def test_a_circle_of_ensembles_is_told_by_each_in_it(write_model: Any) -> None:
     write_ensemble(repository, "b", "c")
     write_ensemble(repository, "c", "a")
     write_ensemble(repository, "outside", "a", "m")
+    write_ensemble(repository, "own", "own")
     found = {Path(finding.file).parent.name: finding.message for finding in validate(repository)}
-    assert found.keys() == {"a", "b", "c"}
+    assert found.keys() == {"a", "b", "c", "own"}
     assert found["a"].endswith("'b' needs 'a', of which it is a step")
+    assert found["own"].endswith("'own' needs itself")
 
 
 @pytest.mark.parametrize(

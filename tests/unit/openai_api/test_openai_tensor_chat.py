@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 
 from backends.api.errors import Code, ServingError
 from backends.api.model_config import ModelConfig, TensorSpec
@@ -148,10 +149,12 @@ async def test_what_it_cannot_be_asked_is_refused() -> None:
     assert model.requests == []
 
 
-async def test_a_model_without_the_promised_output_is_an_error() -> None:
-    other = InferenceResponse("custom", "1", [Tensor("x", "BYTES", (1,), [b""])])
-    async with client_of(Custom(says(other))) as client:
-        answer = await client.post(CHAT, {"model": "custom", "messages": USER})
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("said", [[], [[]], [[Tensor("x", "BYTES", (1,), [b""])]]])
+async def test_a_model_without_the_promised_output_is_an_error(said: list[list[Tensor]], streamed: bool) -> None:
+    pieces = [InferenceResponse("custom", "1", outputs, final=False) for outputs in said]
+    async with client_of(Custom(says(*pieces))) as client:
+        answer = await client.post(CHAT, {"model": "custom", "messages": USER, "stream": streamed})
     assert answer.status_code == 500
     assert "gave no output 'text_output'" in answer.json()["error"]["message"]
 
