@@ -15,7 +15,7 @@ from scheduler.pace import Pace
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Config parameters of an LLM that concern scheduling, with vLLM's names where it has one.
 
-    `itl_target_ms` 0 adapts: a prompt being prefilled may about double the time between two tokens of others.
+    `itl_target_ms` 0 adapts: a prompt being prefilled may about double the longest times between two tokens of others.
     `seed` makes the seeds of requests that bring none repeatable.
     """
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 _COMFORT = 0.1  # seconds a token: still faster than people read
+_STRETCH = 1.6  # of a step by one prompt: steps beside it vary more, and the slowest hundredth shall at most double
 _LEAST_STRETCH = 1.25  # of a step by prefill, whatever the target
 _MAX_STEP = 0.25  # seconds: how long an arrival or an abort may have to wait for a step to end
 
@@ -21,7 +22,7 @@ class Pace:
     def step_seconds(self, decode_seconds: float, num_decoding: int, num_prefilling: int) -> float:
         """How long a step may take that brings `num_decoding` streams forward and has prompts to prefill.
 
-        `decode_seconds` is its time without prefill. Without a target, one prompt may at most double the step. With
+        `decode_seconds` is its time without prefill. Without a target, one prompt may stretch the step by `_STRETCH`. With
         more of them waiting the streams give way in proportion, up to a comfortable reading pace, since every prompt
         that is done makes the following steps carry one stream more. With no stream running only the time until
         the engine listens again counts.
@@ -30,4 +31,4 @@ class Pace:
             return _MAX_STEP
         if self.itl_target is not None:
             return max(self.itl_target, _LEAST_STRETCH * decode_seconds)
-        return max(2 * decode_seconds, min(num_prefilling * decode_seconds, _COMFORT))
+        return max(_STRETCH * decode_seconds, min(num_prefilling * decode_seconds, _COMFORT))

@@ -96,14 +96,14 @@ def test_pairs_are_those_of_a_causal_mask():
     assert num_pairs(3, 5) == 3 + 4 + 5
 
 
-def test_one_prompt_at_most_doubles_the_step():
-    assert Pace().step_seconds(0.03, num_decoding=8, num_prefilling=1) == 0.06
+def test_one_prompt_does_not_quite_double_the_step():
+    assert 0.04 < Pace().step_seconds(0.03, num_decoding=8, num_prefilling=1) < 0.06
 
 
 def test_many_prompts_slow_streams_down_only_to_reading_pace():
     assert Pace().step_seconds(0.01, num_decoding=2, num_prefilling=6) == pytest.approx(0.06)
     assert Pace().step_seconds(0.03, num_decoding=8, num_prefilling=20) == pytest.approx(0.1)
-    assert Pace().step_seconds(0.08, num_decoding=8, num_prefilling=20) == pytest.approx(0.16)
+    assert Pace().step_seconds(0.08, num_decoding=8, num_prefilling=20) == pytest.approx(1.6 * 0.08)
 
 
 def test_a_target_is_kept_while_anything_streams():
