@@ -63,7 +63,7 @@ def plan(schedule: Schedule, budget: Budget, times: StepTimeModel, under_way: Sl
     while index < len(running):
         sequence = running[index]
         if len(sequence.tokens) - sequence.computed > 1:  # its blocks are its own since it started
-            if not _gives_way(schedule, sequence):
+            if not _gives_way(schedule, sequence, prefill, under_way):
                 result.prefill(sequence, _portion(sequence, prefill, under_way))
         else:
             num_drafts = _num_drafts(schedule, sequence, drafts) if sequence.drafts else 0
@@ -155,13 +155,19 @@ def _portion(sequence: TokenSequence, prefill: PrefillBudget, under_way: Slice |
     return prefill.take(len(sequence.tokens) - sequence.computed, sequence.computed, may_spread=under_way is None)
 
 
-def _gives_way(schedule: Schedule, sequence: TokenSequence) -> bool:
-    """Whether a running prompt leaves the step to a more important one that waits and can start."""
+def _gives_way(schedule: Schedule, sequence: TokenSequence, prefill: PrefillBudget, under_way: Slice | None) -> bool:
+    """Whether a running prompt leaves the step to a more important one that waits and can start.
+
+    One that needs the layers cannot while a chunk is under way.
+    """
     if not schedule.waiting or schedule.waiting[0].order > sequence.order or not schedule.free_rows:
         return False
     first = schedule.waiting[0]
     hits = _cached_prefix(schedule, first)
-    return hits is not None and _has_blocks(schedule, first, hits)
+    if hits is None or not _has_blocks(schedule, first, hits):
+        return False
+    computed = len(hits) * schedule.pool.block_size
+    return under_way is None or not prefill.needs_layers(len(first.tokens) - computed, computed)
 
 
 def _has_blocks(schedule: Schedule, sequence: TokenSequence, hits: list[int]) -> bool:

@@ -57,15 +57,25 @@ class PrefillBudget:
     def is_spent(self) -> bool:
         return self.tokens <= 0 or (self.seconds <= 0 and self.least <= 0)
 
+    def needs_layers(self, wanted: int, context: int) -> bool:
+        """Whether that many tokens of a sequence with `context` tokens computed had better go through the layers."""
+        room = min(wanted, self.tokens)
+        return self._layers > 1 and room >= _SPREAD * self.least and self._fitting(self.seconds, context) < self.least
+
     def take(self, wanted: int, context: int, *, may_spread: bool = True) -> Portion:
-        """How many of `wanted` tokens of a sequence with `context` tokens computed go into this step."""
+        """How many of `wanted` tokens of a sequence with `context` tokens computed go into this step.
+
+        None of what needs layers while those are taken, which `may_spread` False says.
+        """
         if self.is_spent:
             return Portion(0)
         room = min(wanted, self.tokens)
-        fitting = self._fitting(self.seconds, context)
-        if may_spread and self._layers > 1 and fitting < self.least and room >= _SPREAD * self.least:
+        if self.needs_layers(wanted, context):
+            if not may_spread:
+                return Portion(0)
             fitting = self._fitting(self.seconds * self._layers - self._times.coefficients.step, context)
             return self._spread(int(min(room, max(fitting, _SPREAD * self.least))), context)
+        fitting = self._fitting(self.seconds, context)
         count = int(min(room, max(fitting, self.least)))
         if count < min(wanted, _WORTHWHILE) and not self.least:
             return Portion(0)

@@ -101,6 +101,13 @@ def _first_seen(args: int, panel: Panel) -> int:
 
 
 @njit(inline="always")
+def _spans_seen(args: int, panel: Panel) -> tuple[int, int]:
+    """The number of the first span that a row of the panel sees, and of the one after the last."""
+    span = load_int(args + 8 * SPAN)
+    return _first_seen(args, panel) // span, position_of(panel, panel.rows - 1) // span + 1
+
+
+@njit(inline="always")
 def _sum_up(
     code: int, keys_a_unit: int, args: int, sequence: int, panel: Panel, queries: int, span: int, total: int
 ) -> None:
@@ -175,8 +182,7 @@ def attend_task(form: str) -> Any:
         is_shared = _is_shared(args, sequence)
         spans = _num_spans(args, sequence) if is_shared else 1
         panel = panel_of(args, sequence, index // spans)
-        first = _first_seen(args, panel) // load_int(args + 8 * SPAN)
-        end = position_of(panel, panel.rows - 1) // load_int(args + 8 * SPAN) + 1
+        first, end = _spans_seen(args, panel)
         if is_shared:
             first, end = max(first, index % spans), min(end, index % spans + 1)
         if first >= end:
@@ -208,8 +214,7 @@ def join_task() -> Any:
         index = item - load_int(join_starts + 8 * sequence)
         panel = panel_of(args, sequence, index)
         spans = _num_spans(args, sequence)
-        first = _first_seen(args, panel) // load_int(args + 8 * SPAN)
-        end = position_of(panel, panel.rows - 1) // load_int(args + 8 * SPAN) + 1
+        first, end = _spans_seen(args, panel)
         total = _partial(args, sequence, index * spans + first)
         for span in range(first + 1, end):
             part = _partial(args, sequence, index * spans + span)

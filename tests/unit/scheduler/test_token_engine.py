@@ -341,6 +341,21 @@ def test_a_more_important_prompt_goes_before_a_chunk_in_the_layers():
     assert h.tokens[prompt] == h.expected(prompt)
 
 
+def test_a_more_important_prompt_that_needs_the_layers_has_them_next():
+    h, _, prompt = beside_a_stream()
+    urgent = h.add([5] * 50, 1, priority=-1, ignore_eos=True)
+    longest = 0.0
+    while urgent not in h.ended:
+        before = h.clock.now
+        h.step()
+        longest = max(longest, h.clock.now - before)
+    assert h.runner.layered.num_chunks > 1
+    assert longest < 0.005 + 8 * 0.0005 + 0.005  # a step of the stream, and less than eight tokens as a whole take
+    h.run()
+    assert h.tokens[urgent] == h.expected(urgent)
+    assert h.tokens[prompt] == h.expected(prompt)
+
+
 def test_a_request_the_runner_cannot_take_fails_alone():
     h = Harness()
     h.runner.fails_add = ServingError(Code.INVALID, "no such grammar", param="grammar")
